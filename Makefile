@@ -1,0 +1,36 @@
+# Every target works on a fresh clone with nothing installed but Python 3.10 or newer.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.PHONY: demo test test-slow lint format bench clean
+
+demo: $(INSTALLED)  ## train on embedded data, compare five strategies, draw the trajectory
+	$(BIN)/aswa-hf demo
+
+test: $(INSTALLED)  ## the tests that CI runs
+	$(BIN)/python -m pytest
+
+test-slow: $(INSTALLED)  ## the long ones too
+	$(BIN)/python -m pytest -m "slow or not slow"
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(INSTALLED)  ## speed and memory beside the peers and the machine's limit
+	$(BIN)/python benchmarks/averaging.py
+
+# Touched only after a successful install, so an interrupted one is tried again.
+$(INSTALLED): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache build *.egg-info

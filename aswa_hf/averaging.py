@@ -1,0 +1,254 @@
+"""`WeightAverage`: an average of a model's weights by name, and the ways to put averaged weights into the model.
+
+What is averaged: the trainable floating-point parameters, in float32 or better whatever the model's dtype. What is
+copied: the other persistent buffers (or, with `average_buffers`, only the integer ones). One copy of the weights is
+kept, one more (the running weights) while averaged ones are in the model. Everything happens in place: compiled
+modules, optimizers and gradient hooks keep seeing the tensors they know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+# Pieces for weights whose dtype or device differs from the average's: small beside the weights, large beside a call.
+_CHUNK = 1 << 20
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The user's module inside `torch.compile`, `DistributedDataParallel` and `DataParallel`."""
+    while True:
+        if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+            model = model.module
+        elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
+            model = model._orig_mod  # type: ignore[assignment]
+        else:
+            return model
+
+
+def trainable_parameters(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters that training changes, by name; weights that share memory appear once."""
+    found: dict[str, Tensor] = {}
+    seen = set()
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad or not (parameter.is_floating_point() or parameter.is_complex()):
+            continue
+        memory = (parameter.data_ptr(), parameter.shape, parameter.stride())
+        if memory in seen and parameter.numel() > 0:
+            continue
+        seen.add(memory)
+        # A compiled submodule must not change the names its weights are saved under.
+        found[name.replace("_orig_mod.", "")] = parameter.detach()
+    return found
+
+
+def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers that a checkpoint of the model holds, by name."""
+    found: dict[str, Tensor] = {}
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                found[f"{prefix}.{name}".lstrip(".").replace("_orig_mod.", "")] = buffer.detach()
+    return found
+
+
+class WeightAverage:
+    """An average Θ_A of the weights Θ in `model`; empty until the first `assign` or `load`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+        average_buffers: bool = False,
+    ):
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"Expected a torch.nn.Module to average, got {type(model).__name__}.")
+        if dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"dtype must be torch.float32 or torch.float64, got {dtype}: an average in a shorter format soon "
+                "stops moving. The model itself may be of any dtype."
+            )
+        self.model = unwrap(model)
+        self.dtype = dtype
+        self.device = torch.device(device) if device is not None else None
+        self.average_buffers = average_buffers
+        self.averaged: dict[str, Tensor] = {}
+        self.copied: dict[str, Tensor] = {}
+        parameters = trainable_parameters(self.model)
+        if not parameters:
+            raise ValueError(
+                f"{type(self.model).__name__} has no trainable floating-point parameter (requires_grad=True): there "
+                "is nothing to average. Build the strategy after the parameters have been unfrozen."
+            )
+        if on_meta := next((name for name, p in parameters.items() if p.is_meta), None):
+            raise ValueError(f"Parameter {on_meta!r} is on the meta device. Load the weights before averaging them.")
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.averaged
+
+    @torch.no_grad()
+    def assign(self) -> None:
+        """Θ_A := Θ, buffers included."""
+        averaged, copied = self._running()
+        if self.is_empty:
+            self.averaged = {name: self._empty_for(tensor) for name, tensor in averaged.items()}
+            self.copied = {name: torch.empty_like(tensor) for name, tensor in copied.items()}
+        self._check(averaged)
+        torch._foreach_copy_(list(self.averaged.values()), list(averaged.values()))
+        self._copy_buffers(copied)
+
+    @torch.no_grad()
+    def blend(self, weight: float, *, with_buffers: bool = False) -> None:
+        """Θ_A := Θ_A + weight · (Θ − Θ_A); `with_buffers` also takes over the buffers that are not averaged."""
+        averaged, copied = self._running()
+        self._check(averaged)
+        matching = [(a, t) for a, t in self._pairs(averaged) if _same_kind(a, t)]
+        if matching:
+            ours, theirs = map(list, zip(*matching, strict=True))
+            torch._foreach_lerp_(ours, theirs, weight)
+        for ours_, theirs_ in self._pairs(averaged):
+            if not _same_kind(ours_, theirs_):
+                for a, t in _pieces(ours_, theirs_):
+                    a.lerp_(t.to(a.device, a.dtype), weight)
+        if with_buffers:
+            self._copy_buffers(copied)
+
+    @torch.no_grad()
+    def copy_buffers(self) -> None:
+        """Takes over the buffers that are in the model now."""
+        self._copy_buffers(self._running()[1])
+
+    def _copy_buffers(self, copied: Mapping[str, Tensor]) -> None:
+        self._check_names(self.copied, copied, "buffer")
+        if copied:
+            torch._foreach_copy_(list(self.copied.values()), list(copied.values()))
+
+    @contextmanager
+    def lookahead(self, weight: float) -> Iterator[None]:
+        """Θ̂ = Θ_A + weight · (Θ − Θ_A) in the model, until the block is left; Θ_A does not change."""
+        averaged, _ = self._running()
+        self._check(averaged)
+        with self._restored():
+            with torch.no_grad():
+                for ours, theirs in self._pairs(averaged):
+                    if _same_kind(ours, theirs):
+                        torch.lerp(ours, theirs, weight, out=theirs)
+                    else:
+                        for a, t in _pieces(ours, theirs):
+                            t.copy_(torch.lerp(a, t.to(a.device, a.dtype), weight))
+            yield
+
+    @contextmanager
+    def swapped(self) -> Iterator[None]:
+        """Θ_A in the model, until the block is left."""
+        self._check(self._running()[0])
+        with self._restored():
+            self.apply()
+            yield
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        """Θ := Θ_A, buffers included, in the model's dtype."""
+        averaged, copied = self._running()
+        self._check(averaged)
+        self._check_names(self.copied, copied, "buffer")
+        torch._foreach_copy_([*averaged.values(), *copied.values()], [*self.averaged.values(), *self.copied.values()])
+
+    def load(self, averaged: Mapping[str, Tensor], copied: Mapping[str, Tensor]) -> None:
+        """Takes over saved tensors, after checking each against the model by name and shape."""
+        expected_averaged, expected_copied = self._running()
+        _check_same_tensors(averaged, expected_averaged, "averaged weight")
+        _check_same_tensors(copied, expected_copied, "buffer")
+        new_averaged = {n: self._empty_for(t).copy_(averaged[n]) for n, t in expected_averaged.items()}
+        new_copied = {n: torch.empty_like(t).copy_(copied[n]) for n, t in expected_copied.items()}
+        self.averaged, self.copied = new_averaged, new_copied
+
+    def clear(self) -> None:
+        self.averaged, self.copied = {}, {}
+
+    @contextmanager
+    def _restored(self) -> Iterator[None]:
+        """Puts the running weights and buffers back on leaving, bit for bit."""
+        averaged, copied = self._running()
+        running = [*averaged.values(), *copied.values()]
+        # With an offloaded average, the running weights wait beside it.
+        kept = [torch.empty_like(tensor, device=self.device) for tensor in running]
+        with torch.no_grad():
+            torch._foreach_copy_(kept, running)
+        try:
+            yield
+        finally:
+            # One call, so that no interrupt falls between two tensors.
+            with torch.no_grad():
+                torch._foreach_copy_(running, kept)
+
+    def _running(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The model's tensors: those that are averaged, those that are copied."""
+        averaged, copied = trainable_parameters(self.model), persistent_buffers(self.model)
+        if self.average_buffers:
+            floating = {name: buffer for name, buffer in copied.items() if buffer.is_floating_point()}
+            averaged.update(floating)
+            copied = {name: buffer for name, buffer in copied.items() if name not in floating}
+        return averaged, copied
+
+    def _empty_for(self, tensor: Tensor) -> Tensor:
+        # Never less precise than the weights themselves.
+        dtype = torch.promote_types(tensor.dtype, self.dtype)
+        return torch.empty_like(tensor, dtype=dtype, device=self.device, requires_grad=False)
+
+    def _pairs(self, averaged: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        return ((self.averaged[name], tensor) for name, tensor in averaged.items())
+
+    def _check(self, averaged: Mapping[str, Tensor]) -> None:
+        if self.is_empty:
+            raise RuntimeError("The average is empty: no snapshot has been taken yet.")
+        self._check_names(self.averaged, averaged, "trainable parameter")
+
+    def _check_names(self, ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], kind: str) -> None:
+        if list(ours) == list(theirs) and all(ours[n].shape == theirs[n].shape for n in ours):
+            return
+        problem = _difference(ours, theirs, "the average", "the model")
+        raise ValueError(
+            f"The model's {kind}s changed since averaging began: {problem}. Build a new strategy after adding, "
+            "removing, freezing or unfreezing parameters."
+        )
+
+
+def _same_kind(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.device == b.device
+
+
+def _pieces(a: Tensor, b: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Two tensors of one shape, cut into flat views of the same elements where their memory layout allows it."""
+    # `a` was allocated like `b`, densely: equal strides tell that `b` has no gaps either.
+    if a.numel() <= _CHUNK or a.stride() != b.stride():
+        yield a, b
+        return
+    flat_a = a.as_strided((a.numel(),), (1,))
+    flat_b = b.as_strided((b.numel(),), (1,))
+    yield from zip(flat_a.split(_CHUNK), flat_b.split(_CHUNK), strict=True)
+
+
+def _check_same_tensors(saved: Mapping[str, Tensor], model: Mapping[str, Tensor], kind: str) -> None:
+    problem = _difference(saved, model, "the saved state", "the model")
+    if problem:
+        raise ValueError(f"This state belongs to another model; the first differing {kind}: {problem}.")
+
+
+def _difference(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], us: str, them: str) -> str:
+    """The first tensor by name in which two sets differ, in words; empty if there is none."""
+    for name, tensor in theirs.items():
+        if name not in ours:
+            return f"{name!r} {tuple(tensor.shape)} is in {them} but not in {us}"
+        if ours[name].shape != tensor.shape:
+            return f"{name!r} is {tuple(ours[name].shape)} in {us} but {tuple(tensor.shape)} in {them}"
+    for name, tensor in ours.items():
+        if name not in theirs:
+            return f"{name!r} {tuple(tensor.shape)} is in {us} but not in {them}"
+    return ""

@@ -1,0 +1,146 @@
+"""BatchNorm statistics for averaged weights: stale ones give chance accuracy, so they are computed afresh.
+
+The running mean and variance of a BatchNorm layer belong to the weights before it. After averaging, the model is run
+over training batches, each layer's statistics becoming the mean over these batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from aswa_hf.distributed import mean_over_ranks
+from aswa_hf.rng import preserved_rng, rewound
+
+Batches = Iterable[Any] | Callable[[], Iterable[Any]]
+Forward = Callable[[Any], Any]
+
+# What stands in for a missing `train_batches` where strategies are built by somebody else's factory.
+_default: ContextVar[tuple[Batches, Forward | None] | None] = ContextVar("default_batches", default=None)
+
+
+@contextmanager
+def default_train_batches(batches: Batches, forward: Forward | None = None) -> Iterator[None]:
+    """Strategies built inside recalibrate on these batches unless they are given their own."""
+    token = _default.set((batches, forward))
+    try:
+        yield
+    finally:
+        _default.reset(token)
+
+
+def has_batchnorm(model: nn.Module) -> bool:
+    """Whether any layer keeps running statistics that averaging makes stale."""
+    return any(isinstance(m, _BatchNorm) and m.running_mean is not None for m in model.modules())
+
+
+class Recalibration:
+    """Recomputes BatchNorm statistics of whatever weights are in the model; nothing for a model without BatchNorm.
+
+    `batches` is a loader, a list, or a function that gives an iterator; each pass sees the same batches in the same
+    order. A dict is given to the model by keyword, of a tuple or list the first element, anything else as it is;
+    `forward` replaces this. `limit` is the number of batches to look at (all of them by default).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Batches | None = None,
+        *,
+        limit: int | None = None,
+        forward: Forward | None = None,
+    ):
+        self.model = model
+        self.needed = has_batchnorm(model)
+        if not self.needed:
+            return
+        if batches is None and (default := _default.get()) is not None:
+            batches, forward = default[0], forward or default[1]
+        if batches is None:
+            raise ValueError(
+                "The model has BatchNorm layers, and batchnorm='recalibrate' needs training batches to recompute "
+                "their statistics for averaged weights. Pass train_batches=your_train_loader, or choose "
+                "batchnorm='average' (average the statistics too) or 'copy' (keep the running model's)."
+            )
+        if isinstance(batches, Iterator):
+            raise TypeError(
+                f"train_batches is a {type(batches).__name__}, which can be read only once, and every decision reads "
+                "it again. Pass a DataLoader, a list of batches, or a function that returns an iterator."
+            )
+        if limit is not None and limit < 1:
+            raise ValueError(f"bn_batches must be at least 1 or None (all batches), got {limit}.")
+        self.batches = batches
+        self.limit = limit
+        self.forward = forward or self._forward
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        """Replaces the statistics in the model by those of the weights in it."""
+        if not self.needed:
+            return
+        training = {module: module.training for module in self.model.modules()}
+        # A layer that stays in evaluation mode while its model trains is frozen on purpose.
+        self.model.train()
+        layers = [m for m in training if isinstance(m, _BatchNorm) and m.training and m.running_mean is not None]
+        momenta = {layer: layer.momentum for layer in layers}
+        counts = [layer.num_batches_tracked.clone() for layer in layers if layer.num_batches_tracked is not None]
+        try:
+            # Dropout and the like stay off, as they will be when the statistics are used.
+            self.model.eval()
+            for layer in layers:
+                layer.training = True
+                layer.reset_running_stats()
+                layer.momentum = None  # the plain mean over all batches
+            # One seed for all passes: two averages are compared on the same, equally augmented batches.
+            with preserved_rng(seed=0):
+                self._run()
+        finally:
+            for layer, momentum in momenta.items():
+                layer.momentum = momentum
+            for module, mode in training.items():
+                module.training = mode
+        statistics = [s for m in layers for s in (m.running_mean, m.running_var) if s is not None]
+        mean_over_ranks(statistics)
+        # How many batches the running model has trained on is not ours to change.
+        for layer, count in zip([m for m in layers if m.num_batches_tracked is not None], counts, strict=True):
+            layer.num_batches_tracked.copy_(count)  # type: ignore[union-attr]
+
+    def _run(self) -> None:
+        source = self.batches() if callable(self.batches) else self.batches
+        with rewound(source):
+            seen = 0
+            for batch in islice(source, self.limit):
+                self.forward(batch)
+                seen += 1
+            # accelerate's loaders unregister themselves only when read to their end.
+            if seen == self.limit and hasattr(source, "gradient_state") and hasattr(source, "end"):
+                source.end()
+        if seen == 0:
+            raise ValueError(
+                "train_batches gave no batch, so BatchNorm statistics cannot be recomputed. Pass a loader that can be "
+                "read again at every decision."
+            )
+
+    def _forward(self, batch: Any) -> Any:
+        parameter = next(self.model.parameters(), None)
+        batch = _to_device(batch, parameter.device if parameter is not None else torch.device("cpu"))
+        if isinstance(batch, Mapping):
+            return self.model(**batch)
+        return self.model(batch[0] if isinstance(batch, (tuple, list)) else batch)
+
+
+def _to_device(batch: Any, device: torch.device) -> Any:
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        return {key: _to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        return [_to_device(value, device) for value in batch]
+    return batch

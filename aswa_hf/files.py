@@ -1,0 +1,29 @@
+"""Files that a killed process or a full disk leaves either as they were or complete."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """A temporary name to write to; it takes the place of `path` when the block succeeds, and is gone when it fails."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Writes a text file in one piece."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")

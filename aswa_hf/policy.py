@@ -1,0 +1,78 @@
+"""The ASWA rule: which of the running model, the look-ahead and the ensemble goes on as the ensemble.
+
+Plain floats, nothing imported. With the running model's score s, the look-ahead's ŝ and the ensemble's score_A:
+
+    no ensemble yet             INIT     the running weights start the ensemble
+    s > ŝ and s > score_A       HARD     the running weights restart it
+    else ŝ > score_A            SOFT     the look-ahead, the average with the running weights, takes its place
+    else                        REJECT   nothing changes
+
+Comparisons are strict, so a tie is a REJECT. A score that is not a finite number is worse than every number.
+"""
+
+INIT = "init"
+HARD = "hard"
+SOFT = "soft"
+REJECT = "reject"
+
+
+def is_usable(score: float | None) -> bool:
+    """Whether a score can be compared: given, and neither NaN nor infinite."""
+    return score is not None and score - score == 0.0
+
+
+def is_better(score: float | None, other: float | None, greater_is_better: bool = True) -> bool:
+    """Whether `score` is strictly better than `other`, an unusable score being worse than every number."""
+    if score is None or not is_usable(score):
+        return False
+    if other is None or not is_usable(other):
+        return True
+    return score > other if greater_is_better else score < other
+
+
+def decide(
+    members: int,
+    score: float | None,
+    running_score: float | None,
+    lookahead_score: float | None,
+    *,
+    hard_updates: bool = True,
+    greater_is_better: bool = True,
+) -> str:
+    """The decision for an ensemble of `members` snapshots with `score`, as INIT, HARD, SOFT or REJECT.
+
+    `hard_updates=False` is Algorithm 1 of the paper as printed: the running score only matters for INIT.
+    """
+
+    def better(a: float | None, b: float | None) -> bool:
+        return is_better(a, b, greater_is_better)
+
+    if members == 0:
+        return INIT if is_usable(running_score) else REJECT
+    if hard_updates and better(running_score, lookahead_score) and better(running_score, score):
+        return HARD
+    return SOFT if better(lookahead_score, score) else REJECT
+
+
+def next_members(members: int, decision: str) -> int:
+    """How many snapshots the ensemble holds after `decision`: a restart counts its own snapshot."""
+    if decision in (INIT, HARD):
+        return 1
+    return members + 1 if decision == SOFT else members
+
+
+def ensemble_weights(decisions: list[str]) -> list[float]:
+    """α, the weight of each decision point's snapshot in the ensemble: Θ_A = Σ α_i Θ_i.
+
+    1/n for the members since the last INIT or HARD, 0 for every other point.
+    """
+    included: list[int] = []
+    for index, decision in enumerate(decisions):
+        if decision in (INIT, HARD):
+            included = [index]
+        elif decision == SOFT:
+            included.append(index)
+    weights = [0.0] * len(decisions)
+    for index in included:
+        weights[index] = 1.0 / len(included)
+    return weights

@@ -1,0 +1,447 @@
+"""Strategies: ways to turn the weights a run passes through into the weights it ends with.
+
+All share one interface, so that several can shadow the same run without influencing it or each other:
+
+    strategy.step()              after every optimizer step (only EMA needs it)
+    strategy.update(evaluate)    at every decision point, usually the end of an epoch
+    with strategy.swapped(): …   the strategy's weights in the model
+    strategy.apply()             the strategy's weights in the model, for good
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from aswa_hf import policy
+from aswa_hf.averaging import WeightAverage
+from aswa_hf.batchnorm import Batches, Forward, Recalibration
+from aswa_hf.distributed import agree
+from aswa_hf.rng import preserved_rng
+from aswa_hf.trajectory import Decision, Record, Trajectory
+
+Evaluate = Callable[[], Any]
+Scores = dict[str, float | None]
+BATCHNORM_POLICIES = ("recalibrate", "average", "copy")
+
+
+class Strategy(ABC):
+    """What all strategies share: the average, its score and history, swapping, saving.
+
+    `batchnorm` says how BatchNorm statistics follow averaged weights: "recalibrate" computes them afresh on
+    `train_batches` (at most `bn_batches` of them) whenever averaged weights are evaluated, "average" averages them
+    like weights, "copy" takes the running model's. `device="cpu"` keeps the average off the accelerator.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        greater_is_better: bool = True,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+        batchnorm: str = "recalibrate",
+        train_batches: Batches | None = None,
+        bn_batches: int | None = None,
+        bn_forward: Forward | None = None,
+    ):
+        if batchnorm not in BATCHNORM_POLICIES:
+            raise ValueError(f"batchnorm must be one of {', '.join(BATCHNORM_POLICIES)}, got {batchnorm!r}.")
+        self.average = WeightAverage(model, dtype=dtype, device=device, average_buffers=batchnorm == "average")
+        self.model = self.average.model
+        self.greater_is_better = greater_is_better
+        self.recalibrate: Callable[[], None] = (
+            Recalibration(self.model, train_batches, limit=bn_batches, forward=bn_forward)
+            if batchnorm == "recalibrate"
+            else _nothing
+        )
+        self.score: float | None = None
+        self.members = 0
+        self.trajectory = Trajectory()
+        # Whether the averaged weights changed since their BatchNorm statistics were computed.
+        self._stale = False
+
+    def step(self) -> None:
+        """To be called after every optimizer step; most strategies only look at decision points."""
+
+    def update(
+        self,
+        evaluate: Evaluate | None = None,
+        running_score: float | None = None,
+        *,
+        step: int | None = None,
+        epoch: float | None = None,
+    ) -> Decision:
+        """A decision point: looks at the weights now in the model and decides what becomes of the ensemble.
+
+        `evaluate()` gives the validation score of whatever weights are in the model. The running model's own score
+        may be passed as `running_score` where it is known. If `evaluate` raises, nothing has changed.
+        """
+        with preserved_rng():
+            decision, scores = self._decide(evaluate, running_score)
+        self.trajectory.append(
+            Record(
+                index=len(self.trajectory),
+                step=step,
+                epoch=len(self.trajectory) + 1 if epoch is None else epoch,
+                running_score=scores.get("running"),
+                lookahead_score=scores.get("lookahead"),
+                score=self.score,
+                members=self.members,
+                decision=decision,
+            )
+        )
+        return decision
+
+    @abstractmethod
+    def _decide(self, evaluate: Evaluate | None, running_score: float | None) -> tuple[Decision, Scores]:
+        """Takes the decision and carries it out; gives it with the scores it was taken on."""
+
+    @property
+    def alphas(self) -> list[float]:
+        """α_i, the weight of the snapshot of every decision point in the ensemble; they sum to 1."""
+        return self.trajectory.alphas
+
+    @contextmanager
+    def swapped(self) -> Iterator[None]:
+        """The ensemble in the model, until the block is left; then the running weights again, bit for bit."""
+        self._require_members()
+        with self.average.swapped():
+            self._refresh_statistics()
+            yield
+
+    def apply(self) -> None:
+        """Puts the ensemble into the model, for good."""
+        self._require_members()
+        self.average.apply()
+        self._refresh_statistics()
+
+    def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
+        """Everything needed to go on: tensors under "averaged" and "buffers", plain values elsewhere."""
+
+        def tensors(of: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            return {name: tensor.clone() if copy else tensor for name, tensor in of.items()}
+
+        return {
+            "strategy": self.name,
+            "greater_is_better": self.greater_is_better,
+            "score": self.score,
+            "members": self.members,
+            "stale": self._stale,
+            "records": self.trajectory.to_json(),
+            "averaged": tensors(self.average.averaged),
+            "buffers": tensors(self.average.copied),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a saved state. A state of another model or strategy is refused, and nothing has changed."""
+        if state.get("strategy") != self.name:
+            raise ValueError(f"This is the state of strategy {state.get('strategy')!r}, expected {self.name!r}.")
+        if state["greater_is_better"] != self.greater_is_better:
+            raise ValueError(
+                f"This state was saved with greater_is_better={state['greater_is_better']}, this strategy has "
+                f"greater_is_better={self.greater_is_better}: their scores cannot be compared."
+            )
+        trajectory = Trajectory.from_json(state["records"])
+        if state["averaged"]:
+            self.average.load(state["averaged"], state["buffers"])
+        else:
+            self.average.clear()
+        self.score, self.members, self._stale = state["score"], state["members"], state["stale"]
+        self.trajectory = trajectory
+
+    def _score(self, evaluate: Evaluate, of: str) -> float:
+        """The score of the weights now in the model, the same on every rank."""
+        value = evaluate()
+        try:
+            score = float(value)
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"evaluate() must return one number, the validation score, got {type(value).__name__}: {value!r}."
+            ) from None
+        return self._checked(score, of)
+
+    def _checked(self, score: float, of: str) -> float:
+        score = agree(float(score), next(self.model.parameters()).device)
+        if not policy.is_usable(score):
+            warnings.warn(
+                f"The validation score of the {of} is {score} at decision point {len(self.trajectory)}: it counts as "
+                "worse than any number.",
+                stacklevel=5,
+            )
+        return score
+
+    def _running_score(self, evaluate: Evaluate | None, running_score: float | None) -> float | None:
+        if running_score is not None:
+            return self._checked(running_score, "running model")
+        return None if evaluate is None else self._score(evaluate, "running model")
+
+    def _restart(self) -> None:
+        """Θ_A := Θ."""
+        self.average.assign()
+        self.members = 1
+        # The statistics in the model are those of the running weights.
+        self._stale = False
+
+    def _lookahead(self, weight: float, evaluate: Evaluate, decide: Callable[[float], Decision]) -> Decision:
+        """Scores the average with the running weights, and takes it over if `decide` says SOFT."""
+        with self.average.lookahead(weight):
+            self.recalibrate()
+            score = self._score(evaluate, "look-ahead" if self.name == "aswa" else f"{self.name} weights")
+            decision = decide(score)
+            if decision is Decision.SOFT:
+                # The statistics the look-ahead was judged with, before the running model's come back.
+                self.average.copy_buffers()
+        if decision is Decision.SOFT:
+            self.average.blend(weight)
+            self.members += 1
+            self.score = score
+            self._stale = False
+        return decision
+
+    def _take_snapshot(self, weight: float) -> None:
+        """Adds the running weights to the average without asking for a score."""
+        if self.members == 0:
+            self._restart()
+        else:
+            self.average.blend(weight, with_buffers=True)
+            self.members += 1
+            self._stale = True
+
+    def _add_snapshot(self, weight: float, evaluate: Evaluate | None, running_score: float | None) -> Decision:
+        """Adds the running weights to the average whatever their score, and scores the average if it can."""
+        if self.members == 0:
+            score = self._running_score(evaluate, running_score)
+            self._restart()
+            self.score = score
+            return Decision.INIT
+        if evaluate is None:
+            self._take_snapshot(weight)
+            self.score = None
+            return Decision.SOFT
+        return self._lookahead(weight, evaluate, lambda score: Decision.SOFT)
+
+    def _refresh_statistics(self) -> None:
+        """Called with the ensemble in the model: computes its BatchNorm statistics if they are out of date."""
+        if self._stale:
+            self.recalibrate()
+            self.average.copy_buffers()
+            self._stale = False
+
+    def _require_members(self) -> None:
+        if self.members == 0:
+            raise RuntimeError(
+                f"The {self.name} ensemble is empty: update() has taken no snapshot yet. It takes the first one at "
+                "the first decision point with a finite score."
+            )
+
+
+class ASWA(Strategy):
+    """Adaptive Stochastic Weight Averaging: averages as long as validation improves, restarts when that is better.
+
+    >>> aswa = ASWA(model)
+    >>> for epoch in range(epochs):
+    ...     train_one_epoch(model)
+    ...     aswa.update(lambda: validate(model))
+    >>> aswa.apply()
+
+    `hard_updates=False` is Algorithm 1 of the paper as printed: soft updates and rejections only, with one evaluation
+    at each decision point.
+    """
+
+    name = "aswa"
+
+    def __init__(self, model: nn.Module, *, hard_updates: bool = True, **options: Any):
+        super().__init__(model, **options)
+        self.hard_updates = hard_updates
+
+    def update(
+        self,
+        evaluate: Evaluate | None = None,
+        running_score: float | None = None,
+        *,
+        step: int | None = None,
+        epoch: float | None = None,
+    ) -> Decision:
+        if evaluate is None:
+            raise TypeError("ASWA decides by validation: update() needs a function that returns the validation score.")
+        return super().update(evaluate, running_score, step=step, epoch=epoch)
+
+    def _decide(self, evaluate: Evaluate | None, running_score: float | None) -> tuple[Decision, Scores]:
+        assert evaluate is not None
+        if self.members == 0 or self.hard_updates or running_score is not None:
+            running_score = self._running_score(evaluate, running_score)
+
+        lookahead_score: float | None = None
+
+        def decide(score: float | None) -> Decision:
+            nonlocal lookahead_score
+            lookahead_score = score
+            return Decision(
+                policy.decide(
+                    self.members,
+                    self.score,
+                    running_score,
+                    lookahead_score,
+                    hard_updates=self.hard_updates,
+                    greater_is_better=self.greater_is_better,
+                )
+            )
+
+        if self.members == 0:
+            decision = decide(None)
+        else:
+            decision = self._lookahead(1 / (self.members + 1), evaluate, decide)
+        if decision in (Decision.INIT, Decision.HARD):
+            self._restart()
+            self.score = running_score
+        return decision, {"running": running_score, "lookahead": lookahead_score}
+
+
+class SWA(Strategy):
+    """Stochastic Weight Averaging: the plain mean of all snapshots from `start` on.
+
+    `start` is the first epoch (decision point) to include, counted from 0, or a fraction of the run; a fraction needs
+    `total`, the number of decision points of the run.
+    """
+
+    name = "swa"
+
+    def __init__(self, model: nn.Module, *, start: int | float = 0, total: int | None = None, **options: Any):
+        super().__init__(model, **options)
+        if start < 0 or (isinstance(start, float) and start >= 1):
+            raise ValueError(f"start must be an epoch (0, 1, 2, …) or a fraction of the run in [0, 1), got {start}.")
+        self.start = start
+        self.total = total
+
+    def _decide(self, evaluate: Evaluate | None, running_score: float | None) -> tuple[Decision, Scores]:
+        first = self.start
+        if isinstance(first, float):
+            if self.total is None:
+                raise ValueError(
+                    f"start={first} is a fraction of the run: pass total=, the number of decision points, to SWA."
+                )
+            first = int(first * self.total)
+        decision = Decision.REJECT
+        if len(self.trajectory) >= first:
+            decision = self._add_snapshot(1 / (self.members + 1), evaluate, running_score)
+        return decision, {"running": running_score}
+
+
+class EMA(Strategy):
+    """Exponential moving average: Θ_A := decay · Θ_A + (1 − decay) · Θ after every `every`-th optimizer step.
+
+    `warmup` lets the decay grow with the number of updates t as (1 + t) / (10 + t), up to `decay`, so that a short
+    run is not dominated by its first weights.
+    """
+
+    name = "ema"
+
+    def __init__(
+        self, model: nn.Module, *, decay: float = 0.999, every: int = 1, warmup: bool = False, **options: Any
+    ):
+        super().__init__(model, **options)
+        if not 0 <= decay < 1:
+            raise ValueError(f"decay must be in [0, 1), got {decay}.")
+        if every < 1:
+            raise ValueError(f"every must be at least 1 optimizer step, got {every}.")
+        self.decay = decay
+        self.every = every
+        self.warmup = warmup
+        self.steps = 0
+
+    def step(self) -> None:
+        """Takes in the weights after an optimizer step."""
+        self.steps += 1
+        if self.steps % self.every == 0:
+            self._take_snapshot(1 - self._decay(self.members))
+
+    def _decay(self, updates: int) -> float:
+        return min(self.decay, (1 + updates) / (10 + updates)) if self.warmup else self.decay
+
+    def _decide(self, evaluate: Evaluate | None, running_score: float | None) -> tuple[Decision, Scores]:
+        first = not any(record.members for record in self.trajectory)
+        if self.steps == 0:
+            warnings.warn(
+                "EMA.step() was not called after optimizer steps: averaging one snapshot per decision point instead.",
+                stacklevel=4,
+            )
+            self._add_snapshot(1 - self._decay(self.members), evaluate, running_score)
+        elif self.members and evaluate is not None:
+            with self.swapped():
+                self.score = self._score(evaluate, "ema weights")
+        if self.members == 0:
+            return Decision.REJECT, {"running": running_score}
+        return Decision.INIT if first else Decision.SOFT, {"running": running_score}
+
+    @property
+    def alphas(self) -> list[float]:
+        """The weight of all snapshots taken between a decision point and the one before it."""
+        # remaining[t]: what later updates left of the first t + 1 snapshots
+        weights: list[float] = []
+        total, before = 0.0, 0
+        updates = self.trajectory[-1].members if self.trajectory else 0
+        remaining = [1.0] * (updates + 1)
+        for t in range(updates - 1, 0, -1):
+            remaining[t] = remaining[t + 1] * self._decay(t)
+        for record in self.trajectory:
+            share = remaining[record.members] if record.members > before else total
+            weights.append(share - total)
+            total, before = share, record.members
+        return weights
+
+    def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
+        return super().state_dict(copy=copy) | {"steps": self.steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.steps = state["steps"]
+
+
+class BestCheckpoint(Strategy):
+    """The weights with the best validation score so far: what early stopping would return."""
+
+    name = "best"
+
+    def _decide(self, evaluate: Evaluate | None, running_score: float | None) -> tuple[Decision, Scores]:
+        running_score = self._running_score(evaluate, running_score)
+        if running_score is None:
+            raise TypeError("BestCheckpoint decides by validation: pass evaluate or running_score to update().")
+        # Early stopping is the rule without a look-ahead: only INIT, HARD and REJECT are left.
+        decision = Decision(
+            policy.decide(self.members, self.score, running_score, None, greater_is_better=self.greater_is_better)
+        )
+        if decision is not Decision.REJECT:
+            self._restart()
+            self.score = running_score
+        return decision, {"running": running_score}
+
+
+class LastCheckpoint(Strategy):
+    """The weights of the last decision point: plain training."""
+
+    name = "last"
+
+    def _decide(self, evaluate: Evaluate | None, running_score: float | None) -> tuple[Decision, Scores]:
+        running_score = self._running_score(evaluate, running_score)
+        decision = Decision.HARD if self.members else Decision.INIT
+        self._restart()
+        self.score = running_score
+        return decision, {"running": running_score}
+
+
+STRATEGIES: dict[str, type[Strategy]] = {
+    strategy.name: strategy for strategy in (ASWA, SWA, EMA, BestCheckpoint, LastCheckpoint)
+}
+
+
+def _nothing() -> None:
+    pass
