@@ -76,7 +76,7 @@ def load_state(folder: str | Path, strategies: Mapping[str, Strategy]) -> dict[s
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             content = json.loads(header[FORMAT])
-            tensors = {key: file.get_tensor(key) for key in file.keys()}
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
     except FileNotFoundError:
         raise FileNotFoundError(f"There is no averaging state at {path}.") from None
     except (SafetensorError, KeyError, json.JSONDecodeError) as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """A temporary name to write to; it takes the place of `path` when the block succeeds, and is gone when it fails."""
+    """A name to write to: it takes the place of `path` when the block succeeds, and is gone when it fails."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

@@ -69,7 +69,7 @@ class Strategy(ABC):
         # Whether the averaged weights changed since their BatchNorm statistics were computed.
         self._stale = False
 
-    def step(self) -> None:
+    def step(self) -> None:  # noqa: B027 (nothing to do is the usual answer)
         """To be called after every optimizer step; most strategies only look at decision points."""
 
     def update(
@@ -296,10 +296,8 @@ class ASWA(Strategy):
                 )
             )
 
-        if self.members == 0:
-            decision = decide(None)
-        else:
-            decision = self._lookahead(1 / (self.members + 1), evaluate, decide)
+        weight = 1 / (self.members + 1)
+        decision = self._lookahead(weight, evaluate, decide) if self.members else decide(None)
         if decision in (Decision.INIT, Decision.HARD):
             self._restart()
             self.score = running_score

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import Enum
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +180,7 @@ def plot_trajectories(
     axis.legend(fontsize=8, loc="best", ncols=2)
     _focus(axis, trajectories[main])
 
-    width = min((b - a for a, b in zip(x, x[1:], strict=False)), default=1.0) * 0.8
+    width = min((b - a for a, b in pairwise(x)), default=1.0) * 0.8
     weights.bar(x, trajectories[main].alphas, width=width, color="tab:blue", alpha=0.7)
     weights.set_ylabel("α")
     weights.set_xlabel("epoch")
