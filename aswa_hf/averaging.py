@@ -99,55 +99,53 @@ class WeightAverage:
         if self.is_empty:
             self.averaged = {name: self._empty_for(tensor) for name, tensor in averaged.items()}
             self.copied = {name: torch.empty_like(tensor) for name, tensor in copied.items()}
-        self._check(averaged)
-        torch._foreach_copy_(list(self.averaged.values()), list(averaged.values()))
-        self._copy_buffers(copied)
+        self._check(averaged, copied)
+        _copy_by_name(self.averaged | self.copied, averaged | copied)
 
     @torch.no_grad()
     def blend(self, weight: float, *, with_buffers: bool = False) -> None:
         """Θ_A := Θ_A + weight · (Θ − Θ_A); `with_buffers` also takes over the buffers that are not averaged."""
         averaged, copied = self._running()
-        self._check(averaged)
-        matching = [(a, t) for a, t in self._pairs(averaged) if _same_kind(a, t)]
+        self._check(averaged, copied)
+        pairs = [(self.averaged[name], tensor) for name, tensor in averaged.items()]
+        matching = [(ours, theirs) for ours, theirs in pairs if _same_kind(ours, theirs)]
         if matching:
-            ours, theirs = map(list, zip(*matching, strict=True))
-            torch._foreach_lerp_(ours, theirs, weight)
-        for ours_, theirs_ in self._pairs(averaged):
-            if not _same_kind(ours_, theirs_):
-                for a, t in _pieces(ours_, theirs_):
+            torch._foreach_lerp_([ours for ours, _ in matching], [theirs for _, theirs in matching], weight)
+        for ours, theirs in pairs:
+            if not _same_kind(ours, theirs):
+                for a, t in _pieces(ours, theirs):
                     a.lerp_(t.to(a.device, a.dtype), weight)
         if with_buffers:
-            self._copy_buffers(copied)
+            _copy_by_name(self.copied, copied)
 
     @torch.no_grad()
     def copy_buffers(self) -> None:
         """Takes over the buffers that are in the model now."""
-        self._copy_buffers(self._running()[1])
-
-    def _copy_buffers(self, copied: Mapping[str, Tensor]) -> None:
-        self._check_names(self.copied, copied, "buffer")
-        if copied:
-            torch._foreach_copy_(list(self.copied.values()), list(copied.values()))
+        averaged, copied = self._running()
+        self._check(averaged, copied)
+        _copy_by_name(self.copied, copied)
 
     @contextmanager
     def lookahead(self, weight: float) -> Iterator[None]:
         """Θ̂ = Θ_A + weight · (Θ − Θ_A) in the model, until the block is left; Θ_A does not change."""
-        averaged, _ = self._running()
-        self._check(averaged)
-        with self._restored():
+        averaged, copied = self._running()
+        self._check(averaged, copied)
+        with self._restored() as running:
             with torch.no_grad():
-                for ours, theirs in self._pairs(averaged):
+                for name, theirs in averaged.items():
+                    # Read from the kept copy: weights that overlap in memory would be averaged twice in place.
+                    ours, kept = self.averaged[name], running[name]
                     if _same_kind(ours, theirs):
-                        torch.lerp(ours, theirs, weight, out=theirs)
+                        torch.lerp(ours, kept, weight, out=theirs)
                     else:
-                        for a, t in _pieces(ours, theirs):
-                            t.copy_(torch.lerp(a, t.to(a.device, a.dtype), weight))
+                        for a, k, t in _pieces(ours, kept, theirs):
+                            t.copy_(torch.lerp(a, k.to(a.device, a.dtype), weight))
             yield
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
         """Θ_A in the model, until the block is left."""
-        self._check(self._running()[0])
+        self._check(*self._running())
         with self._restored():
             self.apply()
             yield
@@ -156,9 +154,8 @@ class WeightAverage:
     def apply(self) -> None:
         """Θ := Θ_A, buffers included, in the model's dtype."""
         averaged, copied = self._running()
-        self._check(averaged)
-        self._check_names(self.copied, copied, "buffer")
-        torch._foreach_copy_([*averaged.values(), *copied.values()], [*self.averaged.values(), *self.copied.values()])
+        self._check(averaged, copied)
+        _copy_by_name(averaged | copied, self.averaged | self.copied)
 
     def load(self, averaged: Mapping[str, Tensor], copied: Mapping[str, Tensor]) -> None:
         """Takes over saved tensors, after checking each against the model by name and shape."""
@@ -173,20 +170,19 @@ class WeightAverage:
         self.averaged, self.copied = {}, {}
 
     @contextmanager
-    def _restored(self) -> Iterator[None]:
-        """Puts the running weights and buffers back on leaving, bit for bit."""
+    def _restored(self) -> Iterator[dict[str, Tensor]]:
+        """A kept copy of the running weights and buffers, which puts them back on leaving, bit for bit."""
         averaged, copied = self._running()
-        running = [*averaged.values(), *copied.values()]
+        running = averaged | copied
         # With an offloaded average, the running weights wait beside it.
-        kept = [torch.empty_like(tensor, device=self.device) for tensor in running]
+        kept = {name: torch.empty_like(tensor, device=self.device) for name, tensor in running.items()}
         with torch.no_grad():
-            torch._foreach_copy_(kept, running)
+            _copy_by_name(kept, running)
         try:
-            yield
+            yield kept
         finally:
-            # One call, so that no interrupt falls between two tensors.
             with torch.no_grad():
-                torch._foreach_copy_(running, kept)
+                _copy_by_name(running, kept)
 
     def _running(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The model's tensors: those that are averaged, those that are copied."""
@@ -202,37 +198,36 @@ class WeightAverage:
         dtype = torch.promote_types(tensor.dtype, self.dtype)
         return torch.empty_like(tensor, dtype=dtype, device=self.device, requires_grad=False)
 
-    def _pairs(self, averaged: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        return ((self.averaged[name], tensor) for name, tensor in averaged.items())
-
-    def _check(self, averaged: Mapping[str, Tensor]) -> None:
+    def _check(self, averaged: Mapping[str, Tensor], copied: Mapping[str, Tensor]) -> None:
         if self.is_empty:
             raise RuntimeError("The average is empty: no snapshot has been taken yet.")
-        self._check_names(self.averaged, averaged, "trainable parameter")
+        for ours, theirs, kind in ((self.averaged, averaged, "trainable parameter"), (self.copied, copied, "buffer")):
+            if problem := _difference(ours, theirs, "the average", "the model"):
+                raise ValueError(
+                    f"The model's {kind}s changed since averaging began: {problem}. Build a new strategy after "
+                    "adding, removing, freezing or unfreezing parameters."
+                )
 
-    def _check_names(self, ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], kind: str) -> None:
-        if list(ours) == list(theirs) and all(ours[n].shape == theirs[n].shape for n in ours):
-            return
-        problem = _difference(ours, theirs, "the average", "the model")
-        raise ValueError(
-            f"The model's {kind}s changed since averaging began: {problem}. Build a new strategy after adding, "
-            "removing, freezing or unfreezing parameters."
-        )
+
+def _copy_by_name(to: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
+    # One call, so that no interrupt falls between two tensors.
+    if to:
+        torch._foreach_copy_(list(to.values()), [source[name] for name in to])
 
 
 def _same_kind(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and a.device == b.device
 
 
-def _pieces(a: Tensor, b: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Two tensors of one shape, cut into flat views of the same elements where their memory layout allows it."""
-    # `a` was allocated like `b`, densely: equal strides tell that `b` has no gaps either.
-    if a.numel() <= _CHUNK or a.stride() != b.stride():
-        yield a, b
+def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Tensors of one shape, cut into flat views of the same elements where their memory layout allows it."""
+    # The first is ours, allocated densely: equal strides tell that the others have no gaps either.
+    first = tensors[0]
+    if first.numel() <= _CHUNK or any(tensor.stride() != first.stride() for tensor in tensors):
+        yield tensors
         return
-    flat_a = a.as_strided((a.numel(),), (1,))
-    flat_b = b.as_strided((b.numel(),), (1,))
-    yield from zip(flat_a.split(_CHUNK), flat_b.split(_CHUNK), strict=True)
+    flat = (tensor.as_strided((tensor.numel(),), (1,)).split(_CHUNK) for tensor in tensors)
+    yield from zip(*flat, strict=True)
 
 
 def _check_same_tensors(saved: Mapping[str, Tensor], model: Mapping[str, Tensor], kind: str) -> None:
