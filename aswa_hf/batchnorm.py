@@ -78,7 +78,7 @@ class Recalibration:
             raise ValueError(f"bn_batches must be at least 1 or None (all batches), got {limit}.")
         self.batches = batches
         self.limit = limit
-        self.forward = forward or self._forward
+        self.forward = forward
 
     @torch.no_grad()
     def __call__(self) -> None:
@@ -114,14 +114,12 @@ class Recalibration:
 
     def _run(self) -> None:
         source = self.batches() if callable(self.batches) else self.batches
+        forward = self.forward or self._forward
         with rewound(source):
             seen = 0
             for batch in islice(source, self.limit):
-                self.forward(batch)
+                forward(batch)
                 seen += 1
-            # accelerate's loaders unregister themselves only when read to their end.
-            if seen == self.limit and hasattr(source, "gradient_state") and hasattr(source, "end"):
-                source.end()
         if seen == 0:
             raise ValueError(
                 "train_batches gave no batch, so BatchNorm statistics cannot be recomputed. Pass a loader that can be "

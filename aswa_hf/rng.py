@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 
 @contextmanager
@@ -47,10 +48,18 @@ def preserved_rng(seed: int | None = None) -> Iterator[None]:
 def rewound(batches: Any) -> Iterator[Any]:
     """`batches` from their beginning, in the order of epoch 0; afterwards a loader is where it was.
 
-    A loader with a generator of its own, or one of accelerate's with an epoch counter, remembers each pass over it.
+    A loader with a generator of its own, with workers that stay, or of accelerate's making remembers each pass over
+    it. It may be in the middle of one, or be left in the middle of this one.
     """
     saved: list[tuple[Any, str, Any]] = []
     for part in _parts(batches):
+        if hasattr(part, "gradient_state") and hasattr(part, "end_of_dataloader"):
+            state = part.gradient_state
+            saved.append((state, "dataloader_references", list(state.dataloader_references)))
+            saved += [(part, flag, getattr(part, flag)) for flag in ("end_of_dataloader", "remainder")]
+        if isinstance(part, DataLoader) and part._iterator is not None:
+            saved.append((part, "_iterator", part._iterator))
+            part._iterator = None
         generator = getattr(part, "generator", None)
         if isinstance(generator, torch.Generator):
             saved.append((generator, "state", generator.get_state()))
@@ -62,7 +71,8 @@ def rewound(batches: Any) -> Iterator[Any]:
     try:
         yield batches
     finally:
-        for owner, attribute, value in saved:
+        # Backwards, because a loader and its sampler may share a generator: its first state is the one to keep.
+        for owner, attribute, value in reversed(saved):
             if isinstance(owner, torch.Generator):
                 owner.set_state(value)
             else:
