@@ -8,6 +8,7 @@ modules, optimizers and gradient hooks keep seeing the tensors they know.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -31,28 +32,37 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def trainable_parameters(model: nn.Module) -> dict[str, Tensor]:
     """The parameters that training changes, by name; weights that share memory appear once."""
-    found: dict[str, Tensor] = {}
-    seen = set()
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad or not (parameter.is_floating_point() or parameter.is_complex()):
-            continue
-        memory = (parameter.data_ptr(), parameter.shape, parameter.stride())
-        if memory in seen and parameter.numel() > 0:
-            continue
-        seen.add(memory)
-        # A compiled submodule must not change the names its weights are saved under.
-        found[name.replace("_orig_mod.", "")] = parameter.detach()
-    return found
+    return {name: parameter.detach() for name, parameter in _tensors(model)[0].items()}
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
     """The buffers that a checkpoint of the model holds, by name."""
-    found: dict[str, Tensor] = {}
-    for prefix, module in model.named_modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            if name not in module._non_persistent_buffers_set:
-                found[f"{prefix}.{name}".lstrip(".").replace("_orig_mod.", "")] = buffer.detach()
-    return found
+    return {name: buffer.detach() for name, buffer in _tensors(model)[1].items()}
+
+
+def _tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The trainable parameters and the persistent buffers themselves, by name."""
+    # One light walk: after every optimizer step, for a small model, it costs as much as the arithmetic.
+    parameters: dict[str, Tensor] = {}
+    buffers: dict[str, Tensor] = {}
+    seen: dict[int, list[Tensor]] = {}
+    for path, module in model.named_modules():
+        # A compiled submodule must not change the names its weights are saved under.
+        prefix = f"{path}.".replace("_orig_mod.", "") if path else ""
+        for name, parameter in module._parameters.items():
+            # Only floating-point and complex tensors can require a gradient.
+            if parameter is None or not parameter.requires_grad:
+                continue
+            # Empty and sharded tensors have no address.
+            memory = parameter.data_ptr() or id(parameter)
+            if memory in seen and any(_same_layout(parameter, other) for other in seen[memory]):
+                continue
+            seen.setdefault(memory, []).append(parameter)
+            parameters[prefix + name] = parameter
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                buffers[prefix + name] = buffer
+    return parameters, buffers
 
 
 class WeightAverage:
@@ -79,7 +89,7 @@ class WeightAverage:
         self.average_buffers = average_buffers
         self.averaged: dict[str, Tensor] = {}
         self.copied: dict[str, Tensor] = {}
-        parameters = trainable_parameters(self.model)
+        parameters, _ = _tensors(self.model)
         if not parameters:
             raise ValueError(
                 f"{type(self.model).__name__} has no trainable floating-point parameter (requires_grad=True): there "
@@ -107,14 +117,16 @@ class WeightAverage:
         """Θ_A := Θ_A + weight · (Θ − Θ_A); `with_buffers` also takes over the buffers that are not averaged."""
         averaged, copied = self._running()
         self._check(averaged, copied)
-        pairs = [(self.averaged[name], tensor) for name, tensor in averaged.items()]
-        matching = [(ours, theirs) for ours, theirs in pairs if _same_kind(ours, theirs)]
-        if matching:
-            torch._foreach_lerp_([ours for ours, _ in matching], [theirs for _, theirs in matching], weight)
-        for ours, theirs in pairs:
-            if not _same_kind(ours, theirs):
+        matching: dict[str, Tensor] = {}
+        for name, theirs in averaged.items():
+            ours = self.averaged[name]
+            if _same_kind(ours, theirs):
+                matching[name] = theirs
+            else:
                 for a, t in _pieces(ours, theirs):
                     a.lerp_(t.to(a.device, a.dtype), weight)
+        if matching:
+            torch._foreach_lerp_([self.averaged[name] for name in matching], list(matching.values()), weight)
         if with_buffers:
             _copy_by_name(self.copied, copied)
 
@@ -130,13 +142,14 @@ class WeightAverage:
         """Θ̂ = Θ_A + weight · (Θ − Θ_A) in the model, until the block is left; Θ_A does not change."""
         averaged, copied = self._running()
         self._check(averaged, copied)
-        with self._restored() as running:
+        shared = _in_shared_memory(averaged)
+        with self._restored(averaged | copied) as running:
             with torch.no_grad():
                 for name, theirs in averaged.items():
-                    # Read from the kept copy: weights that overlap in memory would be averaged twice in place.
                     ours, kept = self.averaged[name], running[name]
                     if _same_kind(ours, theirs):
-                        torch.lerp(ours, kept, weight, out=theirs)
+                        # In place is less to move, but would average weights that overlap in memory twice.
+                        torch.lerp(ours, kept if name in shared else theirs, weight, out=theirs)
                     else:
                         for a, k, t in _pieces(ours, kept, theirs):
                             t.copy_(torch.lerp(a, k.to(a.device, a.dtype), weight))
@@ -145,9 +158,11 @@ class WeightAverage:
     @contextmanager
     def swapped(self) -> Iterator[None]:
         """Θ_A in the model, until the block is left."""
-        self._check(*self._running())
-        with self._restored():
-            self.apply()
+        averaged, copied = self._running()
+        self._check(averaged, copied)
+        with self._restored(averaged | copied):
+            with torch.no_grad():
+                _copy_by_name(averaged | copied, self.averaged | self.copied)
             yield
 
     @torch.no_grad()
@@ -170,10 +185,8 @@ class WeightAverage:
         self.averaged, self.copied = {}, {}
 
     @contextmanager
-    def _restored(self) -> Iterator[dict[str, Tensor]]:
+    def _restored(self, running: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
         """A kept copy of the running weights and buffers, which puts them back on leaving, bit for bit."""
-        averaged, copied = self._running()
-        running = averaged | copied
         # With an offloaded average, the running weights wait beside it.
         kept = {name: torch.empty_like(tensor, device=self.device) for name, tensor in running.items()}
         with torch.no_grad():
@@ -186,7 +199,7 @@ class WeightAverage:
 
     def _running(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The model's tensors: those that are averaged, those that are copied."""
-        averaged, copied = trainable_parameters(self.model), persistent_buffers(self.model)
+        averaged, copied = _tensors(self.model)
         if self.average_buffers:
             floating = {name: buffer for name, buffer in copied.items() if buffer.is_floating_point()}
             averaged.update(floating)
@@ -213,6 +226,17 @@ def _copy_by_name(to: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> Non
     # One call, so that no interrupt falls between two tensors.
     if to:
         torch._foreach_copy_(list(to.values()), [source[name] for name in to])
+
+
+def _same_layout(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.stride() == b.stride()
+
+
+def _in_shared_memory(tensors: Mapping[str, Tensor]) -> set[str]:
+    """The tensors that may overlap with another one, by name."""
+    storages = {name: tensor.untyped_storage().data_ptr() for name, tensor in tensors.items()}
+    count = Counter(storages.values())
+    return {name for name, storage in storages.items() if count[storage] > 1}
 
 
 def _same_kind(a: Tensor, b: Tensor) -> bool:
