@@ -10,6 +10,7 @@ All share one interface, so that several can shadow the same run without influen
 
 from __future__ import annotations
 
+import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -120,9 +121,12 @@ class Strategy(ABC):
 
     def apply(self) -> None:
         """Puts the ensemble into the model, for good."""
+        if self._stale:
+            # Before anything is overwritten: a failing pass over the training batches leaves the running weights.
+            with self.swapped():
+                pass
         self._require_members()
         self.average.apply()
-        self._refresh_statistics()
 
     def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
         """Everything needed to go on: tensors under "averaged" and "buffers", plain values elsewhere."""
@@ -172,10 +176,9 @@ class Strategy(ABC):
     def _checked(self, score: float, of: str) -> float:
         score = agree(float(score), next(self.model.parameters()).device)
         if not policy.is_usable(score):
-            warnings.warn(
+            _warn(
                 f"The validation score of the {of} is {score} at decision point {len(self.trajectory)}: it counts as "
-                "worse than any number.",
-                stacklevel=5,
+                "worse than any number."
             )
         return score
 
@@ -327,7 +330,8 @@ class SWA(Strategy):
                 raise ValueError(
                     f"start={first} is a fraction of the run: pass total=, the number of decision points, to SWA."
                 )
-            first = int(first * self.total)
+            # 0.29 · 100 is 28.999…: the last bits must not move the start by an epoch.
+            first = int(first * self.total + 1e-9)
         decision = Decision.REJECT
         if len(self.trajectory) >= first:
             decision = self._add_snapshot(1 / (self.members + 1), evaluate, running_score)
@@ -368,12 +372,13 @@ class EMA(Strategy):
     def _decide(self, evaluate: Evaluate | None, running_score: float | None) -> tuple[Decision, Scores]:
         first = not any(record.members for record in self.trajectory)
         if self.steps == 0:
-            warnings.warn(
-                "EMA.step() was not called after optimizer steps: averaging one snapshot per decision point instead.",
-                stacklevel=4,
+            _warn(
+                "EMA.step() was not called after optimizer steps: averaging one snapshot per decision point instead."
             )
             self._add_snapshot(1 - self._decay(self.members), evaluate, running_score)
-        elif self.members and evaluate is not None:
+        elif evaluate is None:
+            self.score = None
+        elif self.members:
             with self.swapped():
                 self.score = self._score(evaluate, "ema weights")
         if self.members == 0:
@@ -443,3 +448,11 @@ STRATEGIES: dict[str, type[Strategy]] = {
 
 def _nothing() -> None:
     pass
+
+
+def _warn(message: str) -> None:
+    """Warns at the line outside this package that led here."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == "aswa_hf":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)

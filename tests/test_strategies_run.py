@@ -1,0 +1,332 @@
+"""Strategies beside a training run: they do not influence it, survive failing evaluations, and can be resumed."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from aswa_hf import ASWA, EMA, SWA, BestCheckpoint, Decision, LastCheckpoint
+from aswa_hf.strategies import STRATEGIES
+
+ALL = sorted(STRATEGIES)
+
+
+def network(dropout: float = 0.3) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(dropout), nn.ReLU(), nn.Linear(6, 2))
+
+
+def data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    inputs = torch.randn(32, 4, generator=generator)
+    return TensorDataset(inputs, (inputs.sum(1) > 0).long())
+
+
+def build(name: str, model: nn.Module, **options):
+    batches = DataLoader(data(), batch_size=8, shuffle=True)
+    return STRATEGIES[name](model, **{"train_batches": batches, **options})
+
+
+def snapshot(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def same(ours, theirs) -> bool:
+    """Equality of nested states, tensors bit for bit."""
+    if isinstance(ours, torch.Tensor):
+        return isinstance(theirs, torch.Tensor) and ours.dtype == theirs.dtype and torch.equal(ours, theirs)
+    if isinstance(ours, dict):
+        return isinstance(theirs, dict) and list(ours) == list(theirs) and all(same(ours[k], theirs[k]) for k in ours)
+    return ours == theirs
+
+
+class Training:
+    """Three steps of SGD with momentum per epoch, with every kind of randomness a run has."""
+
+    def __init__(self, names: list[str]):
+        random.seed(0), np.random.seed(0), torch.manual_seed(0)
+        self.model = network()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.loader = DataLoader(data(), batch_size=12, shuffle=True)
+        self.strategies = {name: build(name, self.model) for name in names}
+
+    def epoch(self) -> None:
+        self.model.train()
+        for inputs, labels in self.loader:
+            noise = random.random() + np.random.rand()
+            loss = nn.functional.cross_entropy(self.model(inputs * noise), labels)
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            for strategy in self.strategies.values():
+                strategy.step()
+        for strategy in self.strategies.values():
+            strategy.update(self.validate)
+
+    @torch.inference_mode()
+    def validate(self) -> float:
+        """Draws random numbers of every kind, as a validation with a shuffling loader and dropout left on does."""
+        self.model.eval()
+        self.model[2].train()
+        correct = 0.0
+        for inputs, labels in DataLoader(data(), batch_size=10, shuffle=True):
+            correct += (self.model(inputs).argmax(1) == labels).sum().item() + 1e-6 * random.random()
+        return correct + 1e-6 * np.random.rand()
+
+    def everything(self) -> dict:
+        return {
+            "weights": snapshot(self.model),
+            "momentum": copy.deepcopy(self.optimizer.state_dict()["state"]),
+            "gradients": {name: p.grad.clone() for name, p in self.model.named_parameters()},
+            "python": random.getstate(),
+            "numpy": [str(part.tolist() if isinstance(part, np.ndarray) else part) for part in np.random.get_state()],
+            "torch": torch.get_rng_state(),
+        }
+
+
+def test_strategies_that_shadow_a_run_do_not_change_a_bit_of_it():
+    alone, shadowed = Training([]), Training(ALL)
+    states = []
+    for training in (alone, shadowed):
+        random.seed(1), np.random.seed(1), torch.manual_seed(1)
+        states.append([])
+        for _ in range(4):
+            training.epoch()
+            states[-1].append(training.everything())
+    assert same(dict(enumerate(states[0])), dict(enumerate(states[1])))
+    assert all(strategy.members for strategy in shadowed.strategies.values())
+
+
+def test_strategies_do_not_influence_each_other():
+    together = Training(ALL)
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    for _ in range(4):
+        together.epoch()
+    for name in ALL:
+        alone = Training([name])
+        random.seed(1), np.random.seed(1), torch.manual_seed(1)
+        for _ in range(4):
+            alone.epoch()
+        assert same(alone.strategies[name].state_dict(), together.strategies[name].state_dict()), name
+
+
+# Which weights are evaluated, and when
+
+
+def evaluations(strategy, points: int = 3, **given) -> list[list[float]]:
+    """The weight in the model at each call of evaluate, by decision point; the running weights are 1, 2, 3."""
+    calls = []
+    for index in range(points):
+        strategy.model.weight.data.fill_(index + 1)
+        calls.append([])
+
+        def evaluate(seen=calls[-1]) -> float:
+            seen.append(round(strategy.model.weight.item(), 4))
+            return len(calls) + (len(seen) - 1) / 2  # the look-ahead is better: always a soft update
+
+        strategy.step()
+        strategy.update(evaluate, **given)
+    return calls
+
+
+def scalar() -> nn.Module:
+    return nn.Linear(1, 1, bias=False)
+
+
+def test_aswa_evaluates_the_running_weights_then_the_lookahead():
+    assert evaluations(ASWA(scalar())) == [[1.0], [2.0, 1.5], [3.0, 2.0]]
+
+
+def test_aswa_does_not_evaluate_running_weights_whose_score_it_is_given():
+    assert evaluations(ASWA(scalar()), running_score=0.5) == [[], [1.5], [2.0]]
+
+
+def test_aswa_without_hard_updates_evaluates_once():
+    assert evaluations(ASWA(scalar(), hard_updates=False)) == [[1.0], [1.5], [2.0]]
+
+
+def test_the_other_strategies_evaluate_once_at_most():
+    assert evaluations(SWA(scalar(), start=1)) == [[], [2.0], [2.5]]
+    assert evaluations(SWA(scalar()), running_score=0.5) == [[], [1.5], [2.0]]
+    assert evaluations(EMA(scalar(), decay=0.5)) == [[1.0], [1.5], [2.25]]
+    assert evaluations(BestCheckpoint(scalar())) == [[1.0], [2.0], [3.0]]
+    assert evaluations(BestCheckpoint(scalar()), running_score=0.5) == [[], [], []]
+    assert evaluations(LastCheckpoint(scalar())) == [[1.0], [2.0], [3.0]]
+    assert evaluations(LastCheckpoint(scalar()), running_score=0.5) == [[], [], []]
+
+
+# Evaluations that fail
+
+
+def raises(error: type[BaseException]):
+    def fail():
+        raise error("validation failed")
+
+    return fail
+
+
+FAILURES = {
+    "error": (raises(RuntimeError), RuntimeError, "validation failed"),
+    "interrupt": (raises(KeyboardInterrupt), KeyboardInterrupt, "validation failed"),
+    "none": (lambda: None, TypeError, r"evaluate\(\) must return one number, the validation score, got NoneType"),
+    "dict": (lambda: {"accuracy": 0.5}, TypeError, "got dict: {'accuracy': 0.5}"),
+    "two numbers": (lambda: torch.tensor([0.1, 0.2]), TypeError, "got Tensor"),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize(
+    ("name", "points_before", "failing_call"),
+    [
+        ("aswa", 0, 1),
+        ("aswa", 2, 1),
+        ("aswa", 2, 2),
+        *((n, p, 1) for n in ("swa", "ema", "best", "last") for p in (0, 2)),
+    ],
+)
+def test_an_evaluation_that_fails_leaves_model_and_state_as_they_were(name, points_before, failing_call, failure):
+    fail, error, message = FAILURES[failure]
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    strategy = build(name, model)
+
+    def move() -> None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter))
+        strategy.step()
+
+    for index in range(points_before):
+        move()
+        strategy.update(lambda index=index: 0.1 * index)
+    move()
+    before, state, rng, calls = snapshot(model), strategy.state_dict(), torch.get_rng_state(), []
+
+    def evaluate():
+        calls.append(torch.rand(3))
+        return fail() if len(calls) == failing_call else 0.9
+
+    with pytest.raises(error, match=message):
+        strategy.update(evaluate)
+    assert len(calls) == failing_call
+    assert same(snapshot(model), before)
+    # Only that an EMA has looked after its statistics, of which this model has none, may be remembered.
+    assert same(strategy.state_dict() | {"stale": None}, state | {"stale": None})
+    assert torch.equal(torch.get_rng_state(), rng)
+    strategy.update(lambda: 0.9)
+    assert len(strategy.trajectory) == points_before + 1
+
+
+@pytest.mark.parametrize("score", [torch.tensor(0.5), torch.tensor([0.5]), np.float64(0.5), np.float32(0.5)])
+def test_a_score_may_be_any_single_number(score):
+    aswa = ASWA(scalar())
+    aswa.update(lambda: score)
+    assert aswa.score == 0.5
+    assert type(aswa.score) is float
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_empty_ensemble_cannot_be_put_into_the_model(name):
+    strategy = build(name, scalar())
+    with pytest.raises(RuntimeError, match=rf"The {name} ensemble is empty: update\(\) has taken no snapshot"):
+        strategy.apply()
+    with pytest.raises(RuntimeError, match=f"The {name} ensemble is empty"), strategy.swapped():
+        pass
+
+
+# State
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("interrupted_after", [0, 1, 3])
+def test_a_run_resumed_from_a_state_equals_one_that_was_not_interrupted(name, interrupted_after):
+    scores = [0.5, 0.4, 0.6, 0.3, 0.7, 0.9, 0.65, 0.2, 0.9, 0.8]
+
+    def move(model: nn.Module, epoch: int) -> None:
+        generator = torch.Generator().manual_seed(epoch)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn(parameter.shape, generator=generator))
+
+    def run(strategy, epochs: range) -> None:
+        for epoch in epochs:
+            move(strategy.model, epoch)
+            strategy.step()
+            strategy.update(iter(scores[2 * epoch : 2 * epoch + 2]).__next__)
+
+    torch.manual_seed(0)
+    model = network()
+    whole = build(name, copy.deepcopy(model))
+    run(whole, range(5))
+    first = build(name, copy.deepcopy(model))
+    run(first, range(interrupted_after))
+    state, weights = first.state_dict(), snapshot(first.model)
+    run(first, range(interrupted_after, 5))  # a state that was taken does not change when training goes on
+
+    resumed = build(name, network())
+    resumed.model.load_state_dict(weights)
+    resumed.load_state_dict(state)
+    for tensor in state["averaged"].values():
+        tensor.fill_(math.nan)  # nor does the strategy when somebody else uses the state
+    run(resumed, range(interrupted_after, 5))
+    assert same(resumed.state_dict(), whole.state_dict())
+    assert same(snapshot(resumed.model), snapshot(whole.model))
+    assert resumed.alphas == whole.alphas
+
+
+def trained_state(name: str = "aswa", model: nn.Module | None = None, **options) -> dict:
+    strategy = build(name, model or nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), **options)
+    strategy.update(lambda: 0.5)
+    return strategy.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (
+            lambda: trained_state(model=nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))),
+            r"'1\.weight' is \(2, 3\) in the saved state but \(1, 3\) in the model",
+        ),
+        (
+            lambda: trained_state(model=nn.Sequential(nn.Linear(2, 3))),
+            r"'1\.weight' \(1, 3\) is in the model but not in the saved state",
+        ),
+        (
+            lambda: trained_state(model=nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1), nn.Linear(1, 1))),
+            r"'2\.weight' \(1, 1\) is in the saved state but not",
+        ),
+        (
+            lambda: trained_state(
+                model=nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1), nn.BatchNorm1d(1, affine=False))
+            ),
+            r"differing buffer: '2\.running_mean' \(1,\)",
+        ),
+        (lambda: trained_state("best"), "state of strategy 'best', expected 'aswa'"),
+        (
+            lambda: trained_state(greater_is_better=False),
+            "saved with greater_is_better=False, this strategy has greater_is_better=True",
+        ),
+    ],
+)
+def test_a_state_of_another_model_strategy_or_direction_is_refused_and_nothing_changes(state, message):
+    aswa = build("aswa", nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)))
+    aswa.update(lambda: 0.7)
+    before = aswa.state_dict()
+    with pytest.raises(ValueError, match=message):
+        aswa.load_state_dict(state())
+    assert same(aswa.state_dict(), before)
+
+
+def test_an_empty_state_empties_the_ensemble():
+    model = scalar()
+    aswa, empty = ASWA(model), ASWA(model).state_dict()
+    aswa.update(lambda: 0.5)
+    aswa.load_state_dict(empty)
+    assert (aswa.members, aswa.score, len(aswa.trajectory), aswa.average.is_empty) == (0, None, 0, True)
+    assert aswa.update(lambda: 0.1) is Decision.INIT
