@@ -119,26 +119,23 @@ def load_trajectories(path: str | Path) -> tuple[dict[str, Trajectory], dict[str
         raise ValueError(f"{path} is not a JSON file ({error}). Expected one written by aswa-hf.") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT or content.get("version") != VERSION:
         raise ValueError(f"{path} is not an {FORMAT} file of version {VERSION}. Expected one written by aswa-hf.")
-    strategies = content.pop("strategies")
     try:
+        strategies = content.pop("strategies")
         return {name: Trajectory.from_json(s["records"]) for name, s in strategies.items()}, content
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: {error!r}. Expected a file written by aswa-hf.") from None
 
 
 def plot_trajectories(
     trajectories: Mapping[str, Trajectory], path: str | Path, *, metric: str = "score", title: str = ""
 ) -> None:
     """Draws running and ensemble scores over the run, with ASWA's soft, hard and reject decisions marked."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    # Not pyplot: a notebook's own figures and backend stay as they are.
+    from matplotlib.figure import Figure
 
     main = "aswa" if "aswa" in trajectories else next(iter(trajectories))
-    figure, (axis, weights) = plt.subplots(
-        2, 1, figsize=(9, 5.6), height_ratios=[5, 1], sharex=True, layout="constrained"
-    )
+    figure = Figure(figsize=(9, 5.6), layout="constrained")
+    axis, weights = figure.subplots(2, 1, height_ratios=[5, 1], sharex=True)
     x = [_position(record) for record in trajectories[main]]
 
     def line(scores: Iterable[float | None], **style: Any) -> None:
@@ -186,7 +183,6 @@ def plot_trajectories(
     weights.set_xlabel("epoch")
     weights.set_ylim(bottom=0)
     figure.savefig(path, dpi=130)
-    plt.close(figure)
 
 
 def _position(record: Record) -> float:
