@@ -1,0 +1,12 @@
+"""Settings for all tests: no network, one thread (two processes often share two cores)."""
+
+import os
+
+os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false")
+
+# Some virtual machines announce AMX but stop a process that uses it.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+
+import torch
+
+torch.set_num_threads(1)

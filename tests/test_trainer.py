@@ -1,0 +1,399 @@
+"""ASWACallback with the real Trainer: what it leaves alone, what it leaves in the model, when it decides."""
+
+import json
+import logging
+import math
+import os
+import signal
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from training import (
+    MODELS,
+    accuracy,
+    assert_same_tensors,
+    image_data,
+    make_trainer,
+    text_model,
+    weights_of,
+    with_aswa,
+)
+from transformers import BertForSequenceClassification, EarlyStoppingCallback, TrainerCallback
+
+from aswa_hf import ASWA, SWA, ASWACallback, Decision
+from aswa_hf.checkpoint import load_state
+from aswa_hf.trajectory import load_trajectories
+
+ALL = ("aswa", "swa", "ema", "best", "last")
+
+
+class Snapshots(TrainerCallback):
+    """The running weights after every epoch, by an observer that has nothing to do with averaging."""
+
+    def __init__(self):
+        self.weights = []
+
+    def on_epoch_end(self, args, state, control, model=None, **kwargs):
+        self.weights.append(weights_of(model))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("eval_strategy", ["epoch", "no"])
+def test_the_running_model_trains_as_without_the_callback(kind, eval_strategy, tmp_path):
+    options = {"save_strategy": "no", "eval_strategy": eval_strategy, "num_train_epochs": 4}
+    plain = Snapshots()
+    make_trainer(kind, tmp_path, callbacks=[plain], **options).train()
+
+    shadowed = Snapshots()
+    callback = with_aswa(trainer := make_trainer(kind, tmp_path, callbacks=[shadowed], **options), strategies=ALL)
+    trainer.train()
+
+    assert len(callback.strategies["aswa"].trajectory) == 4
+    for before, after in zip(plain.weights, shadowed.weights, strict=True):
+        assert_same_tensors(before, after)
+    last = callback.strategies["last"].average.averaged
+    assert_same_tensors(dict(last), {name: plain.weights[-1][name] for name in last})
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_after_training_the_model_holds_the_ensemble_and_checkpoints_the_running_weights(kind, tmp_path):
+    snapshots = Snapshots()
+    callback = with_aswa(trainer := make_trainer(kind, tmp_path, callbacks=[snapshots]))
+    trainer.train()
+    aswa = callback.strategies["aswa"]
+    parameters = {name: p.detach() for name, p in trainer.model.named_parameters() if p.requires_grad}
+    assert_same_tensors(parameters, dict(aswa.average.averaged))
+    # The ensemble is the α-weighted mean of the weights an observer saw.
+    assert math.isclose(sum(aswa.alphas), 1)
+    for name, parameter in parameters.items():
+        mean = sum(alpha * w[name].double() for alpha, w in zip(aswa.alphas, snapshots.weights, strict=True))
+        torch.testing.assert_close(parameter.double(), mean, rtol=1e-5, atol=1e-6)
+    if kind != "lora":
+        for epoch, weights in enumerate(snapshots.weights, start=1):
+            assert_same_tensors(weights, load_file(tmp_path / f"checkpoint-{6 * epoch}" / "model.safetensors"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_saved_pushed_and_reloaded_weights_are_the_ensemble_bit_for_bit(dtype, tmp_path, monkeypatch):
+    trainer = make_trainer("text", tmp_path / "run", model=text_model(dtype), num_train_epochs=4)
+    callback = with_aswa(trainer, metric="accuracy")
+    trainer.train()
+    ensemble = weights_of(trainer.model)
+    for name, average in callback.strategies["aswa"].average.averaged.items():
+        assert average.dtype == torch.float32
+        assert torch.equal(average.to(dtype), ensemble[name])
+
+    trainer.save_model(tmp_path / "saved")
+    assert_same_tensors(ensemble, weights_of(BertForSequenceClassification.from_pretrained(tmp_path / "saved")))
+
+    pushed = {}
+
+    def upload_folder(api, *, folder_path, **options):
+        pushed["weights"] = weights_of(BertForSequenceClassification.from_pretrained(folder_path))
+        pushed["files"] = {path.name for path in tmp_path.joinpath("run").iterdir()}
+
+    repository = type("Url", (), {"repo_id": "me/run"})
+    monkeypatch.setattr("huggingface_hub.HfApi.create_repo", lambda *args, **options: repository)
+    monkeypatch.setattr("huggingface_hub.HfApi.upload_folder", upload_folder)
+    trainer.push_to_hub()
+    assert_same_tensors(ensemble, pushed["weights"])
+    assert {"aswa_trajectory.json", "README.md", "model.safetensors"} <= pushed["files"]
+
+
+def test_the_trajectory_file_tells_what_the_strategies_know(tmp_path):
+    callback = with_aswa(trainer := make_trainer("conv", tmp_path), strategies=ALL)
+    trainer.train()
+    trajectories, about = load_trajectories(tmp_path / "aswa_trajectory.json")
+    assert {name: s.trajectory for name, s in callback.strategies.items()} == trajectories
+    assert about["metric"] == "loss"
+    assert about["greater_is_better"] is False
+    content = json.loads((tmp_path / "aswa_trajectory.json").read_text())
+    assert content["strategies"]["ema"]["alphas"] == callback.strategies["ema"].alphas
+
+
+@pytest.mark.parametrize("apply", ["swa", None])
+def test_apply_chooses_what_ends_in_the_model(apply, tmp_path):
+    trainer = make_trainer("conv", tmp_path, save_strategy="no")
+    callback = with_aswa(trainer, strategies=("aswa", "swa", "last"), apply=apply)
+    trainer.train()
+    expected = callback.strategies[apply or "last"].average
+    found = weights_of(trainer.model)
+    assert_same_tensors(found, {name: (expected.averaged | expected.copied)[name] for name in found})
+
+
+def test_with_load_best_model_at_end_the_ensemble_wins(tmp_path):
+    callback = with_aswa(trainer := make_trainer("conv", tmp_path, load_best_model_at_end=True, save_total_limit=1))
+    trainer.train()
+    parameters = {name: p.detach() for name, p in trainer.model.named_parameters()}
+    assert_same_tensors(parameters, dict(callback.strategies["aswa"].average.averaged))
+
+
+# ---- when it decides ----
+
+
+def decided_steps(callback):
+    return [record.step for record in callback.strategies["aswa"].trajectory]
+
+
+def test_decides_every_n_epochs(tmp_path):
+    callback = with_aswa(trainer := make_trainer("conv", tmp_path, save_strategy="no"), every=2)
+    trainer.train()
+    assert decided_steps(callback) == [12, 24, 36]
+
+
+@pytest.mark.parametrize("every", ["evaluation", "epoch"])
+def test_decides_at_every_evaluation_or_at_epochs_whatever_the_evaluations(every, tmp_path):
+    options = {"save_strategy": "no", "eval_strategy": "steps", "eval_steps": 4, "num_train_epochs": 3}
+    callback = with_aswa(trainer := make_trainer("conv", tmp_path, **options), every=every)
+    trainer.train()
+    # 18 steps; the Trainer also evaluates the last one.
+    assert decided_steps(callback) == ([4, 8, 12, 16, 18] if every == "evaluation" else [6, 12, 18])
+
+
+def test_a_partial_epoch_is_no_decision_point(tmp_path):
+    callback = with_aswa(trainer := make_trainer("conv", tmp_path, save_strategy="no", max_steps=15))
+    trainer.train()
+    assert decided_steps(callback) == [6, 12]
+
+
+def test_decides_with_gradient_accumulation_that_does_not_divide_the_epoch(tmp_path):
+    options = {"save_strategy": "no", "gradient_accumulation_steps": 4, "num_train_epochs": 3}
+    callback = with_aswa(trainer := make_trainer("conv", tmp_path, **options))
+    trainer.train()
+    assert decided_steps(callback) == [2, 4, 6]
+
+
+def test_waits_for_eval_delay(tmp_path):
+    callback = with_aswa(trainer := make_trainer("conv", tmp_path, save_strategy="no", eval_delay=3))
+    trainer.train()
+    assert decided_steps(callback) == [18, 24, 30, 36]
+
+
+def test_the_trainer_evaluates_as_often_as_without_the_callback_and_the_ensemble_once_more(tmp_path):
+    evaluations = []
+
+    def counting(predictions):
+        evaluations.append(1)
+        return accuracy(predictions)
+
+    with_aswa(trainer := make_trainer("conv", tmp_path, save_strategy="no", compute_metrics=counting))
+    trainer.train()
+    assert len(evaluations) == 6 + 5  # none at INIT
+    assert sum("eval_loss" in log for log in trainer.state.log_history) == 6
+
+
+def test_a_run_with_no_full_epoch_keeps_the_running_weights_and_says_so(tmp_path, caplog):
+    snapshots = Snapshots()
+    with_aswa(trainer := make_trainer("conv", tmp_path, save_strategy="no", max_steps=3, callbacks=[snapshots]))
+    logging.getLogger("transformers").propagate = True
+    logging.getLogger("aswa_hf").propagate = True
+    with caplog.at_level("WARNING"):
+        trainer.train()
+    assert_same_tensors(weights_of(trainer.model), snapshots.weights[-1])
+    assert "ensemble is empty" in caplog.text
+
+
+# ---- what it follows and reports ----
+
+
+@pytest.mark.parametrize(
+    ("metric", "label", "score"),
+    [
+        ("accuracy", "accuracy", lambda m: m["eval_accuracy"]),
+        ("eval_accuracy", "accuracy", lambda m: m["eval_accuracy"]),
+        ({"accuracy": 1.0, "eval_loss": -0.5}, "score", lambda m: m["eval_accuracy"] - 0.5 * m["eval_loss"]),
+        (lambda m: 2 * m["eval_accuracy"], "score", lambda m: 2 * m["eval_accuracy"]),
+    ],
+)
+def test_metric_by_name_by_weights_and_by_function(metric, label, score, tmp_path):
+    callback = with_aswa(trainer := make_trainer("conv", tmp_path, save_strategy="no"), metric=metric)
+    trainer.train()
+    evaluations = [log for log in trainer.state.log_history if "eval_loss" in log]
+    reports = [log for log in trainer.state.log_history if "aswa/decision" in log]
+    trajectory = callback.strategies["aswa"].trajectory
+    assert callback.greater_is_better
+    assert [record.running_score for record in trajectory] == [score(log) for log in evaluations]
+    assert [record.score for record in trajectory] == [log[f"eval_aswa_{label}"] for log in reports]
+    assert [record.decision.code for record in trajectory] == [log["aswa/decision"] for log in reports]
+    assert [record.members for record in trajectory] == [log["aswa/members"] for log in reports]
+
+
+def test_by_default_follows_metric_for_best_model_then_the_loss(tmp_path):
+    loss = ASWACallback(make_trainer("conv", tmp_path))
+    assert (loss.score.label, loss.greater_is_better) == ("loss", False)
+    best = ASWACallback(make_trainer("conv", tmp_path, metric_for_best_model="accuracy", greater_is_better=False))
+    assert (best.score.label, best.greater_is_better) == ("accuracy", False)
+    ensemble = ASWACallback(make_trainer("conv", tmp_path, metric_for_best_model="eval_aswa_accuracy"))
+    assert (ensemble.score.label, ensemble.greater_is_better) == ("accuracy", True)
+
+
+def test_several_evaluation_datasets_need_one_to_be_named(tmp_path):
+    datasets = {"clean": image_data(48, seed=3), "noisy": image_data(32, seed=4)}
+    trainer = make_trainer("conv", tmp_path, save_strategy="no", eval_dataset=datasets, num_train_epochs=3)
+    with pytest.raises(ValueError, match=r"several evaluation datasets \(clean, noisy\).*'accuracy' names none"):
+        ASWACallback(trainer, metric="accuracy")
+    callback = with_aswa(trainer, metric="noisy_accuracy")
+    trainer.train()
+    running = [log["eval_noisy_accuracy"] for log in trainer.state.log_history if "eval_noisy_accuracy" in log]
+    assert [record.running_score for record in callback.strategies["aswa"].trajectory] == running
+    assert sum("eval_aswa_noisy_accuracy" in log for log in trainer.state.log_history) == 3
+
+
+def test_tensorboard_shows_the_ensemble(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    trainer = make_trainer("conv", tmp_path / "run", save_strategy="no", report_to="tensorboard")
+    callback = with_aswa(trainer, metric="accuracy", strategies=("aswa", "ema"))
+    trainer.train()
+    event_file = next(tmp_path.rglob("events.out.tfevents*"))
+    events = EventAccumulator(str(event_file.parent))
+    events.Reload()
+    shown = [event.value for event in events.Scalars("eval/aswa_accuracy")]
+    assert shown == pytest.approx([record.score for record in callback.strategies["aswa"].trajectory])
+    assert {"eval/ema_accuracy", "train/aswa/decision", "train/aswa/members"} <= set(events.Tags()["scalars"])
+
+
+@pytest.mark.parametrize("early_stopping_first", [True, False])
+def test_best_model_and_early_stopping_follow_the_ensemble(early_stopping_first, tmp_path):
+    stopping = EarlyStoppingCallback(early_stopping_patience=2)
+    trainer = make_trainer(
+        "conv",
+        tmp_path,
+        num_train_epochs=30,
+        learning_rate=0.3,
+        metric_for_best_model="eval_aswa_accuracy",
+        load_best_model_at_end=True,
+        callbacks=[stopping] if early_stopping_first else None,
+    )
+    callback = with_aswa(trainer, metric=None)
+    if not early_stopping_first:
+        trainer.add_callback(stopping)
+    trainer.train()
+    trajectory = callback.strategies["aswa"].trajectory
+    assert len(trajectory) < 30
+    assert [record.decision for record in trajectory[-2:]] == [Decision.REJECT] * 2
+    assert trainer.state.best_metric == callback.strategies["aswa"].score
+
+
+def test_a_mapping_builds_strategies_of_ones_own(tmp_path):
+    callback = with_aswa(
+        trainer := make_trainer("conv", tmp_path, save_strategy="no"),
+        strategies={
+            "algorithm1": lambda model: ASWA(model, hard_updates=False),
+            "late": lambda model: SWA(model, start=4),
+            "half": lambda model: SWA(model, start=0.5),
+        },
+        apply="late",
+    )
+    trainer.train()
+    assert callback.strategies["late"].members == 2
+    assert callback.strategies["half"].alphas == [0, 0, 0, 1 / 3, 1 / 3, 1 / 3]
+    assert not callback.strategies["algorithm1"].greater_is_better  # the loss decides
+    assert any("eval_late_loss" in log for log in trainer.state.log_history)
+    last_log = [log for log in trainer.state.log_history if "algorithm1/decision" in log][-1]
+    assert last_log["eval_algorithm1_loss"] == callback.strategies["algorithm1"].score
+
+
+# ---- when things go wrong ----
+
+
+class Broken(Exception):
+    pass
+
+
+@pytest.mark.parametrize("error", [Broken, KeyboardInterrupt])
+@pytest.mark.parametrize("kind", ["text", "conv"])
+def test_a_failing_or_interrupted_lookahead_evaluation_leaves_running_weights_and_saved_state(kind, error, tmp_path):
+    snapshots = Snapshots()
+    calls = []
+
+    def failing(predictions):
+        calls.append(1)
+        if len(calls) == 5:  # running, running, look-ahead, running, look-ahead
+            if error is KeyboardInterrupt:
+                os.kill(os.getpid(), signal.SIGINT)
+            raise error("in the look-ahead of epoch 3")
+        return accuracy(predictions)
+
+    trainer = make_trainer(kind, tmp_path, callbacks=[snapshots], compute_metrics=failing)
+    callback = with_aswa(trainer)
+    with pytest.raises(error):
+        trainer.train()
+    assert_same_tensors(weights_of(trainer.model), snapshots.weights[2])
+    assert len(callback.strategies["aswa"].trajectory) == 2
+    # The state of epoch 2 is on disk, and the run can go on from it.
+    with_aswa(resumed := make_trainer(kind, tmp_path))
+    resumed.train(resume_from_checkpoint=True)
+    with_aswa(straight := make_trainer(kind, tmp_path / "straight"))
+    straight.train()
+    assert_same_tensors(weights_of(resumed.model), weights_of(straight.model))
+
+
+def test_a_full_disk_while_saving_leaves_running_weights_and_the_previous_state(tmp_path, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    class FillDisk(Snapshots):
+        def on_epoch_end(self, args, state, control, model=None, **kwargs):
+            super().on_epoch_end(args, state, control, model=model)
+            if state.epoch == 3:
+                monkeypatch.setattr("aswa_hf.checkpoint.save_file", full)
+
+    trainer = make_trainer("conv", tmp_path, callbacks=[snapshots := FillDisk()])
+    with_aswa(trainer)
+    with pytest.raises(OSError, match=r"could not be saved.*checkpoint-18.*No space left"):
+        trainer.train()
+    assert_same_tensors(weights_of(trainer.model), snapshots.weights[2])
+    assert not (tmp_path / "checkpoint-18" / "aswa" / "average.safetensors").exists()
+    strategy = ASWA(trainer.model, greater_is_better=False, batchnorm="copy")
+    load_state(tmp_path / "checkpoint-12" / "aswa", {"aswa": strategy})
+    assert len(strategy.trajectory) == 2
+
+
+def test_unbound_callback_says_how_to_bind(tmp_path):
+    callback = ASWACallback(metric="accuracy")
+    trainer = make_trainer("conv", tmp_path, save_strategy="no", num_train_epochs=2, callbacks=[callback])
+    with pytest.raises(RuntimeError, match=r"callback\.bind\(trainer\)"):
+        trainer.train()
+    callback.bind(trainer)
+    trainer.train()
+    assert len(callback.strategies["aswa"].trajectory) == 2
+
+
+def test_bad_arguments_are_refused_at_construction(tmp_path):
+    trainer = make_trainer("conv", tmp_path)
+    for options, message in [
+        ({"every": "step"}, "every must be"),
+        ({"every": 0}, "every must be"),
+        ({"strategies": ("aswa", "sgd")}, "Unknown strategy 'sgd'. Known are aswa, swa, ema, best, last"),
+        ({"apply": "swa"}, "apply='swa' is not among the strategies aswa"),
+        ({"metric": {}}, "maps metric names to weights"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            ASWACallback(trainer, **options)
+    with pytest.raises(TypeError, match="metric must be"):
+        ASWACallback(trainer, metric=3)
+    with pytest.raises(TypeError, match=r"transformers\.Trainer, got Linear"):
+        ASWACallback(nn.Linear(1, 1))
+    with pytest.raises(ValueError, match="give the Trainer an eval_dataset"):
+        ASWACallback(make_trainer("conv", tmp_path, eval_dataset=None, eval_strategy="no"))
+    with pytest.raises(ValueError, match="would never decide"):
+        ASWACallback(make_trainer("conv", tmp_path, eval_strategy="no"), every="evaluation")
+
+
+def test_an_unknown_metric_names_the_known_ones(tmp_path):
+    with_aswa(trainer := make_trainer("conv", tmp_path, save_strategy="no"), metric="f1")
+    with pytest.raises(ValueError, match=r"'eval_f1' is not among.*eval_accuracy, eval_loss"):
+        trainer.train()
+
+
+def test_bf16_autocast_and_torch_compile(tmp_path):
+    callback = with_aswa(trainer := make_trainer("conv", tmp_path / "bf16", save_strategy="no", bf16=True))
+    trainer.train()
+    assert len(callback.strategies["aswa"].trajectory) == 6
+    options = {"save_strategy": "no", "torch_compile": True, "torch_compile_backend": "aot_eager"}
+    callback = with_aswa(trainer := make_trainer("text", tmp_path / "compiled", num_train_epochs=2, **options))
+    trainer.train()
+    assert not any("_orig_mod" in name for name in callback.strategies["aswa"].average.averaged)
