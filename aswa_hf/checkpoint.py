@@ -61,7 +61,8 @@ def save_state(folder: str | Path, strategies: Mapping[str, Strategy], **more: A
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(folder / AVERAGE_FILE) as temporary:
             save_file(tensors, temporary, metadata={FORMAT: text})
-        write_text(folder / STATE_FILE, text + "\n")
+            # Before the rename: whatever fails, the tensor file is still the old one.
+            write_text(folder / STATE_FILE, text + "\n")
     except (OSError, SafetensorError) as error:
         raise OSError(
             f"The averaging state could not be saved to {folder}: {error}. Whatever was saved there before is "
