@@ -340,6 +340,13 @@ def test_statistics_of_an_average_nobody_scored_are_computed_when_it_is_used_and
             assert_same(state(model), running)
     assert len(passes) == 2
 
+    swa.update()
+    resumed = SWA(model, train_batches=lambda: passes.append(1) or batches)
+    resumed.load_state_dict(swa.state_dict())
+    with resumed.swapped():
+        assert_statistics(model.first, batches)
+    assert len(passes) == 3
+
 
 @pytest.mark.parametrize("use", ["update", "swapped", "apply"])
 def test_batches_that_fail_leave_the_running_model_and_the_ensemble(use):

@@ -175,6 +175,17 @@ def test_a_process_killed_while_saving_leaves_the_old_state_or_the_new_one(tmp_p
     assert report["in_the_middle"] > 0  # and some were cut off
 
 
+def test_a_state_is_replaced_in_one_move(tmp_path):
+    path = saved(tmp_path)
+    content = path.read_bytes()
+    with open(path, "rb") as reader, open(tmp_path / STATE_FILE) as text_reader:
+        text = (tmp_path / STATE_FILE).read_text()
+        saved(tmp_path)
+        assert path.read_bytes() != content
+        assert reader.read() == content  # whoever has the old file open never sees half of a new one
+        assert text_reader.read() == text
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     disk = tmp_path / "disk"

@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DataLoaderConfiguration
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, TensorDataset
 
 from aswa_hf.batchnorm import Recalibration
 from aswa_hf.rng import preserved_rng, rewound
@@ -58,6 +58,12 @@ def with_a_generator() -> DataLoader:
     )
 
 
+def with_a_samplers_generator() -> DataLoader:
+    dataset = TensorDataset(torch.arange(12.0).reshape(12, 1))
+    sampler = RandomSampler(dataset, generator=torch.Generator().manual_seed(5))
+    return DataLoader(dataset, batch_sampler=BatchSampler(sampler, 4, drop_last=False))
+
+
 class Augmented(Dataset):
     def __len__(self) -> int:
         return 12
@@ -73,6 +79,10 @@ def with_workers_that_stay() -> DataLoader:
 def prepared() -> DataLoader:
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
     return accelerator.prepare_data_loader(with_a_generator())
+
+
+def prepared_with_workers_that_stay() -> DataLoader:
+    return Accelerator(cpu=True).prepare_data_loader(with_workers_that_stay())
 
 
 @pytest.fixture(autouse=True)
@@ -101,16 +111,26 @@ def read(build, recalibrate_at: str, limit: int | None = None) -> list:
     return seen
 
 
-@pytest.mark.parametrize("build", [plain, with_a_generator, with_workers_that_stay, prepared])
+LOADERS = [
+    plain,
+    with_a_generator,
+    with_a_samplers_generator,
+    with_workers_that_stay,
+    prepared,
+    prepared_with_workers_that_stay,
+]
+
+
+@pytest.mark.parametrize("build", LOADERS)
 @pytest.mark.parametrize("recalibrate_at", ["epoch end", "mid-epoch"])
 @pytest.mark.parametrize("limit", [None, 1, 3])
 def test_training_reads_the_same_batches_with_and_without_recalibration(build, recalibrate_at, limit):
     expected = read(build, "never")
-    assert [entry[2] for entry in expected if len(entry) == 4] == [False, False, build is prepared] * 3
+    assert [entry[2] for entry in expected if len(entry) == 4] == [False, False, "prepared" in build.__name__] * 3
     assert read(build, recalibrate_at, limit) == expected
 
 
-@pytest.mark.parametrize("build", [with_a_generator, prepared])
+@pytest.mark.parametrize("build", [with_a_generator, with_a_samplers_generator, prepared])
 def test_every_pass_sees_the_batches_in_the_same_order(build):
     loader, orders = build(), []
     for _ in range(2):

@@ -74,6 +74,7 @@ def test_a_file_gives_back_what_was_saved(tmp_path):
     assert list(trajectories) == ["aswa", "swa"]
     assert_equal(trajectories["aswa"], history())
     assert_equal(trajectories["swa"], empty)
+    assert "strategies" not in rest
     assert (rest["metric"], rest["greater_is_better"], rest["seed"]) == ("mrr", True, 3)
     content = strictly(path.read_text())
     assert content["strategies"]["aswa"]["alphas"] == [0, 0, 0, 0, 0.5, 0.5]
