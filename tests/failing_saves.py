@@ -50,6 +50,9 @@ def killed(folder: Path, kills: int = 25) -> dict:
     values, in_the_middle = [0], 0
     advance(model, running, 0)
     save_state(folder, running, value=0)
+    start = time.perf_counter()
+    save_state(folder, running, value=0)
+    duration = time.perf_counter() - start
     for _ in range(kills):
         left_before = set(os.listdir(folder))
         if (child := os.fork()) == 0:
@@ -59,7 +62,7 @@ def killed(folder: Path, kills: int = 25) -> dict:
                     save_state(folder, running, value=value)
             finally:
                 os._exit(1)
-        time.sleep(random.uniform(0.005, 0.1))
+        time.sleep(random.uniform(0.2, 4.0) * duration + 0.005)
         os.kill(child, signal.SIGKILL)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
         in_the_middle += any(name.endswith(".tmp") for name in set(os.listdir(folder)) - left_before)
