@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from aswa_hf.distributed import mean_over_ranks
@@ -90,7 +90,7 @@ class Recalibration:
         self.model.train()
         layers = [m for m in training if isinstance(m, _BatchNorm) and m.training and m.running_mean is not None]
         momenta = {layer: layer.momentum for layer in layers}
-        counts = [layer.num_batches_tracked.clone() for layer in layers if layer.num_batches_tracked is not None]
+        before = {layer: [buffer.clone() for buffer in _statistics(layer)] for layer in layers}
         try:
             # Dropout and the like stay off, as they will be when the statistics are used.
             self.model.eval()
@@ -106,11 +106,15 @@ class Recalibration:
                 layer.momentum = momentum
             for module, mode in training.items():
                 module.training = mode
-        statistics = [s for m in layers for s in (m.running_mean, m.running_var) if s is not None]
-        mean_over_ranks(statistics)
-        # How many batches the running model has trained on is not ours to change.
-        for layer, count in zip([m for m in layers if m.num_batches_tracked is not None], counts, strict=True):
-            layer.num_batches_tracked.copy_(count)  # type: ignore[union-attr]
+        for layer, (old_mean, old_variance, old_count) in before.items():
+            mean, variance, count = _statistics(layer)
+            if count == 0:
+                # No batch came this way, so there is nothing better than what was known.
+                mean.copy_(old_mean)
+                variance.copy_(old_variance)
+            mean_over_ranks([mean, variance])
+            # How many batches the running model has trained on is not ours to change.
+            count.copy_(old_count)
 
     def _run(self) -> None:
         source = self.batches() if callable(self.batches) else self.batches
@@ -132,6 +136,12 @@ class Recalibration:
         if isinstance(batch, Mapping):
             return self.model(**batch)
         return self.model(batch[0] if isinstance(batch, (tuple, list)) else batch)
+
+
+def _statistics(layer: _BatchNorm) -> tuple[Tensor, Tensor, Tensor]:
+    """The layer's running mean, running variance and number of batches, the tensors themselves."""
+    # Declared as optional, but a layer with one of them has all three.
+    return cast("tuple[Tensor, Tensor, Tensor]", (layer.running_mean, layer.running_var, layer.num_batches_tracked))
 
 
 def _to_device(batch: Any, device: torch.device) -> Any:

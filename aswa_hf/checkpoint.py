@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from aswa_hf.files import replacing, write_text
-from aswa_hf.strategies import Strategy
+from aswa_hf.strategy import Strategy
 from aswa_hf.trajectory import decode_number, encode_number
 
 AVERAGE_FILE = "average.safetensors"

@@ -18,7 +18,8 @@ from aswa_hf.checkpoint import AVERAGE_FILE, load_state, save_state
 from aswa_hf.distributed import broadcast_from_rank_0
 from aswa_hf.metrics import Metric, Score
 from aswa_hf.rng import preserved_rng
-from aswa_hf.strategies import ASWA, EMA, SWA, Strategy
+from aswa_hf.strategies import ASWA, EMA, SWA
+from aswa_hf.strategy import Strategy
 from aswa_hf.trainer_setup import (
     Factory,
     choose_direction,

@@ -13,7 +13,8 @@ from transformers.trainer_callback import ProgressCallback
 from transformers.trainer_utils import IntervalStrategy
 
 from aswa_hf.metrics import Metric, Score
-from aswa_hf.strategies import STRATEGIES, Strategy
+from aswa_hf.strategies import STRATEGIES
+from aswa_hf.strategy import Strategy
 
 Factory = Callable[[nn.Module], Strategy]
 

@@ -367,3 +367,21 @@ def test_batches_that_fail_leave_the_running_model_and_the_ensemble(use):
     assert_same(swa.state_dict()["averaged"], ensemble["averaged"])
     assert_same(swa.state_dict()["buffers"], ensemble["buffers"])
     assert (swa.members, len(swa.trajectory)) == (2, 2)
+
+
+def test_a_layer_that_no_batch_reaches_keeps_its_statistics():
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
+
+        def forward(self, x):
+            return self.used(x)
+
+    model = Branches()
+    model.unused.running_mean.fill_(3.0)
+    model.unused.running_var.fill_(7.0)
+    Recalibration(model, [torch.tensor([[0.0, 1.0], [2.0, 5.0]])])()
+    assert model.unused.running_mean.tolist() == [3.0, 3.0]
+    assert model.unused.running_var.tolist() == [7.0, 7.0]
+    assert model.used.running_mean.tolist() == [1.0, 3.0]

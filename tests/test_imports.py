@@ -18,6 +18,7 @@ ORDER = [
     {"policy", "files", "metrics"},
     {"rng", "distributed"},
     {"averaging", "batchnorm", "trajectory"},
+    {"strategy"},
     {"strategies", "ensembles"},
     {"checkpoint"},
     {"kge", "vision"},

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from transformers import Trainer
 
-    from aswa_hf.strategies import Strategy
+    from aswa_hf.strategy import Strategy
     from aswa_hf.trainer import ASWACallback
 
 STRATEGIES = ("last", "best", "swa", "ema", "aswa")

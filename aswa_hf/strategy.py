@@ -1,0 +1,259 @@
+"""`Strategy`: what all ways to turn the weights of a run into the weights it ends with have in common.
+
+All share one interface, so that several can shadow the same run without influencing it or each other:
+
+    strategy.step()              after every optimizer step (only EMA needs it)
+    strategy.update(evaluate)    at every decision point, usually the end of an epoch
+    with strategy.swapped(): …   the strategy's weights in the model
+    strategy.apply()             the strategy's weights in the model, for good
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from aswa_hf import policy
+from aswa_hf.averaging import WeightAverage
+from aswa_hf.batchnorm import Batches, Forward, Recalibration
+from aswa_hf.distributed import agree
+from aswa_hf.rng import preserved_rng
+from aswa_hf.trajectory import Decision, Record, Trajectory
+
+Evaluate = Callable[[], Any]
+Scores = dict[str, float | None]
+BATCHNORM_POLICIES = ("recalibrate", "average", "copy")
+
+
+class Strategy(ABC):
+    """What all strategies share: the average, its score and history, swapping, saving.
+
+    `batchnorm` says how BatchNorm statistics follow averaged weights: "recalibrate" computes them afresh on
+    `train_batches` (at most `bn_batches` of them) whenever averaged weights are evaluated, "average" averages them
+    like weights, "copy" takes the running model's. `device="cpu"` keeps the average off the accelerator.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        greater_is_better: bool = True,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+        batchnorm: str = "recalibrate",
+        train_batches: Batches | None = None,
+        bn_batches: int | None = None,
+        bn_forward: Forward | None = None,
+    ):
+        if batchnorm not in BATCHNORM_POLICIES:
+            raise ValueError(f"batchnorm must be one of {', '.join(BATCHNORM_POLICIES)}, got {batchnorm!r}.")
+        self.average = WeightAverage(model, dtype=dtype, device=device, average_buffers=batchnorm == "average")
+        self.model = self.average.model
+        self.greater_is_better = greater_is_better
+        self.recalibrate: Callable[[], None] = (
+            Recalibration(self.model, train_batches, limit=bn_batches, forward=bn_forward)
+            if batchnorm == "recalibrate"
+            else _nothing
+        )
+        self.score: float | None = None
+        self.members = 0
+        self.trajectory = Trajectory()
+        # Whether the averaged weights changed since their BatchNorm statistics were computed.
+        self._stale = False
+
+    def step(self) -> None:  # noqa: B027 (nothing to do is the usual answer)
+        """To be called after every optimizer step; most strategies only look at decision points."""
+
+    def update(
+        self,
+        evaluate: Evaluate | None = None,
+        running_score: float | None = None,
+        *,
+        step: int | None = None,
+        epoch: float | None = None,
+    ) -> Decision:
+        """A decision point: looks at the weights now in the model and decides what becomes of the ensemble.
+
+        `evaluate()` gives the validation score of whatever weights are in the model. The running model's own score
+        may be passed as `running_score` where it is known. If `evaluate` raises, nothing has changed.
+        """
+        with preserved_rng():
+            decision, scores = self._decide(evaluate, running_score)
+        self.trajectory.append(
+            Record(
+                index=len(self.trajectory),
+                step=step,
+                epoch=len(self.trajectory) + 1 if epoch is None else epoch,
+                running_score=scores.get("running"),
+                lookahead_score=scores.get("lookahead"),
+                score=self.score,
+                members=self.members,
+                decision=decision,
+            )
+        )
+        return decision
+
+    @abstractmethod
+    def _decide(self, evaluate: Evaluate | None, running_score: float | None) -> tuple[Decision, Scores]:
+        """Takes the decision and carries it out; gives it with the scores it was taken on."""
+
+    @property
+    def alphas(self) -> list[float]:
+        """α_i, the weight of the snapshot of every decision point in the ensemble; they sum to 1."""
+        return self.trajectory.alphas
+
+    @contextmanager
+    def swapped(self) -> Iterator[None]:
+        """The ensemble in the model, until the block is left; then the running weights again, bit for bit."""
+        self._require_members()
+        with self.average.swapped():
+            self._refresh_statistics()
+            yield
+
+    def apply(self) -> None:
+        """Puts the ensemble into the model, for good."""
+        if self._stale:
+            # Before anything is overwritten: a failing pass over the training batches leaves the running weights.
+            with self.swapped():
+                pass
+        self._require_members()
+        self.average.apply()
+
+    def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
+        """Everything needed to go on: tensors under "averaged" and "buffers", plain values elsewhere."""
+
+        def tensors(of: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            return {name: tensor.clone() if copy else tensor for name, tensor in of.items()}
+
+        return {
+            "strategy": self.name,
+            "greater_is_better": self.greater_is_better,
+            "score": self.score,
+            "members": self.members,
+            "stale": self._stale,
+            "records": self.trajectory.to_json(),
+            "averaged": tensors(self.average.averaged),
+            "buffers": tensors(self.average.copied),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a saved state. A state of another model or strategy is refused, and nothing has changed."""
+        if state.get("strategy") != self.name:
+            raise ValueError(f"This is the state of strategy {state.get('strategy')!r}, expected {self.name!r}.")
+        if state["greater_is_better"] != self.greater_is_better:
+            raise ValueError(
+                f"This state was saved with greater_is_better={state['greater_is_better']}, this strategy has "
+                f"greater_is_better={self.greater_is_better}: their scores cannot be compared."
+            )
+        trajectory = Trajectory.from_json(state["records"])
+        if state["averaged"]:
+            self.average.load(state["averaged"], state["buffers"])
+        else:
+            self.average.clear()
+        self.score, self.members, self._stale = state["score"], state["members"], state["stale"]
+        self.trajectory = trajectory
+
+    def _score(self, evaluate: Evaluate, of: str) -> float:
+        """The score of the weights now in the model, the same on every rank."""
+        value = evaluate()
+        try:
+            score = float(value)
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"evaluate() must return one number, the validation score, got {type(value).__name__}: {value!r}."
+            ) from None
+        return self._checked(score, of)
+
+    def _checked(self, score: float, of: str) -> float:
+        score = agree(float(score), next(self.model.parameters()).device)
+        if not policy.is_usable(score):
+            warn_caller(
+                f"The validation score of the {of} is {score} at decision point {len(self.trajectory)}: it counts as "
+                "worse than any number."
+            )
+        return score
+
+    def _running_score(self, evaluate: Evaluate | None, running_score: float | None) -> float | None:
+        if running_score is not None:
+            return self._checked(running_score, "running model")
+        return None if evaluate is None else self._score(evaluate, "running model")
+
+    def _restart(self) -> None:
+        """Θ_A := Θ."""
+        self.average.assign()
+        self.members = 1
+        # The statistics in the model are those of the running weights.
+        self._stale = False
+
+    def _lookahead(self, weight: float, evaluate: Evaluate, decide: Callable[[float], Decision]) -> Decision:
+        """Scores the average with the running weights, and takes it over if `decide` says SOFT."""
+        with self.average.lookahead(weight):
+            self.recalibrate()
+            score = self._score(evaluate, "look-ahead" if self.name == "aswa" else f"{self.name} weights")
+            decision = decide(score)
+            if decision is Decision.SOFT:
+                # The statistics the look-ahead was judged with, before the running model's come back.
+                self.average.copy_buffers()
+        if decision is Decision.SOFT:
+            self.average.blend(weight)
+            self.members += 1
+            self.score = score
+            self._stale = False
+        return decision
+
+    def _take_snapshot(self, weight: float) -> None:
+        """Adds the running weights to the average without asking for a score."""
+        if self.members == 0:
+            self._restart()
+        else:
+            self.average.blend(weight, with_buffers=True)
+            self.members += 1
+            self._stale = True
+
+    def _add_snapshot(self, weight: float, evaluate: Evaluate | None, running_score: float | None) -> Decision:
+        """Adds the running weights to the average whatever their score, and scores the average if it can."""
+        if self.members == 0:
+            score = self._running_score(evaluate, running_score)
+            self._restart()
+            self.score = score
+            return Decision.INIT
+        if evaluate is None:
+            self._take_snapshot(weight)
+            self.score = None
+            return Decision.SOFT
+        return self._lookahead(weight, evaluate, lambda score: Decision.SOFT)
+
+    def _refresh_statistics(self) -> None:
+        """Called with the ensemble in the model: computes its BatchNorm statistics if they are out of date."""
+        if self._stale:
+            self.recalibrate()
+            self.average.copy_buffers()
+            self._stale = False
+
+    def _require_members(self) -> None:
+        if self.members == 0:
+            raise RuntimeError(
+                f"The {self.name} ensemble is empty: update() has taken no snapshot yet. It takes the first one at "
+                "the first decision point with a finite score."
+            )
+
+
+def _nothing() -> None:
+    pass
+
+
+def warn_caller(message: str) -> None:
+    """Warns at the line outside this package that led here."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == "aswa_hf":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
