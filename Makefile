@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-slow lint format bench clean
+.PHONY: demo test test-slow lint format bench readme clean
 
 demo: $(INSTALLED)  ## train on embedded data, compare five strategies, draw the trajectory
 	$(BIN)/aswa-hf demo
@@ -25,6 +25,9 @@ format: $(INSTALLED)
 
 bench: $(INSTALLED)  ## speed and memory beside the peers and the machine's limit
 	$(BIN)/python benchmarks/averaging.py
+
+readme: $(INSTALLED)  ## measures anew what the README shows
+	$(BIN)/python docs/measure_readme.py
 
 # Touched only after a successful install, so an interrupted one is tried again.
 $(INSTALLED): pyproject.toml

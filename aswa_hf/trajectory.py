@@ -174,7 +174,7 @@ def plot_trajectories(
     axis.set_ylabel(f"validation {metric}")
     axis.set_title(title or "Adaptive Stochastic Weight Averaging")
     axis.grid(alpha=0.25)
-    axis.legend(fontsize=8, loc="best", ncols=2)
+    figure.legend(fontsize=8, loc="outside lower center", ncols=4)
     _focus(axis, trajectories[main])
 
     width = min((b - a for a, b in pairwise(x)), default=1.0) * 0.8
