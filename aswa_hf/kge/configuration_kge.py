@@ -1,0 +1,66 @@
+"""Configuration of knowledge-graph embedding models. Self-contained: it is shipped with every model on the Hub."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+INITIALIZERS = ("xavier_normal", "xavier_uniform", "normal", "uniform")
+REGULARIZERS = ("n3", "l2")
+
+
+@strict
+class KGEConfig(PreTrainedConfig):
+    """What a link predictor looks like.
+
+    Args:
+        num_entities, num_relations: sizes of the vocabulary, inverse relations not counted.
+        dim: real numbers per entity, whatever the scorer: ComplEx uses them as dim/2 complex numbers, and so on.
+        scorer: "distmult", "complex", "qmult", "keci", "rescal" or "tucker"; the model classes fill it in.
+        inverse_relations: whether every relation r has an inverse at r + num_relations, by which heads are predicted.
+        p, q: for Keci, how many base vectors of the Clifford algebra square to +1 and to −1.
+        input_dropout, query_dropout: on the embeddings of head and relation, and on the query vector.
+        regularizer, regularization: "n3" or "l2" on the embeddings of a batch, and its weight in the loss.
+        label_smoothing: ε of the training labels (1 − ε)·y + ε/num_entities.
+        initializer, initializer_range: how embeddings start; the range is for "normal" (std) and "uniform" (±).
+    """
+
+    model_type = "kge"
+
+    num_entities: int = 1
+    num_relations: int = 1
+    dim: int = 128
+    scorer: str | None = None
+    inverse_relations: bool = True
+    p: int = 0
+    q: int = 1
+    input_dropout: float | int = 0.0
+    query_dropout: float | int = 0.0
+    regularizer: str | None = None
+    regularization: float | int = 0.0
+    label_smoothing: float | int = 0.0
+    initializer: str = "xavier_normal"
+    initializer_range: float | int = 0.1
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        for name in ("num_entities", "num_relations", "dim"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        for name in ("p", "q", "regularization"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}.")
+        for name in ("input_dropout", "query_dropout", "label_smoothing"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}.")
+        if self.initializer not in INITIALIZERS:
+            raise ValueError(f"initializer must be one of {', '.join(INITIALIZERS)}, got {self.initializer!r}.")
+        if self.regularizer not in (None, *REGULARIZERS):
+            raise ValueError(f"regularizer must be one of {', '.join(REGULARIZERS)}, got {self.regularizer!r}.")
+
+    @property
+    def num_relation_embeddings(self) -> int:
+        """Rows of the relation table."""
+        return self.num_relations * (2 if self.inverse_relations else 1)

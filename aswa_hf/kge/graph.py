@@ -1,0 +1,51 @@
+"""Triples as index arrays: all tails of a query (head, relation) side by side, without Python loops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+def with_inverses(triples: np.ndarray, num_relations: int) -> np.ndarray:
+    """(h, r, t) and, behind them, (t, r + num_relations, h): heads are then predicted as tails."""
+    heads, relations, tails = triples.T
+    return np.concatenate([triples, np.stack([tails, relations + num_relations, heads], axis=1)])
+
+
+@dataclass(frozen=True)
+class TailsByQuery:
+    """Compressed rows: `tails[offsets[i]:offsets[i + 1]]` are the tails of the query (heads[i], relations[i])."""
+
+    heads: np.ndarray
+    relations: np.ndarray
+    offsets: np.ndarray
+    tails: np.ndarray
+
+    @classmethod
+    def of(cls, triples: np.ndarray) -> TailsByQuery:
+        """The distinct triples, grouped by head and relation; queries and their tails in ascending order."""
+        heads, relations, tails = triples.astype(np.int64).T
+        if len(triples) == 0:
+            return cls(heads, relations, np.zeros(1, dtype=np.int64), tails)
+        width, depth = relations.max() + 1, tails.max() + 1
+        keys = np.unique((heads * width + relations) * depth + tails)
+        queries, tails = keys // depth, keys % depth
+        first = np.flatnonzero(np.diff(queries, prepend=-1))
+        return cls(queries[first] // width, queries[first] % width, np.append(first, len(keys)), tails)
+
+    def __len__(self) -> int:
+        return len(self.heads)
+
+    def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The tails of several queries one after the other, and the offsets between them."""
+        starts = self.offsets[rows]
+        counts = self.offsets[rows + 1] - starts
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        positions = np.repeat(starts - offsets[:-1], counts) + np.arange(offsets[-1])
+        return self.tails[positions], offsets
+
+    def find(self, heads: np.ndarray, relations: np.ndarray) -> np.ndarray:
+        """The rows of queries that are known to be among these."""
+        width = int(max(self.relations.max(initial=0), relations.max(initial=0))) + 1
+        return np.searchsorted(self.heads * width + self.relations, heads * width + relations)

@@ -1,0 +1,333 @@
+"""Knowledge-graph embedding models. Self-contained: it is shipped with every model on the Hub.
+
+Every score is ⟨q(h, r), e_t⟩, the product of a query vector with the tail's embedding. A scorer defines only how
+head and relation make the query; training, ranking and prediction are one matrix product on top of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.utils import ModelOutput
+
+from .configuration_kge import KGEConfig
+
+# Logits computed at a time in training: large enough for a full matrix product, small enough for the cache.
+CHUNK = 1 << 21
+
+# The scorers by name, filled in by the classes below.
+SCORERS: dict[str, type[KGEModel]] = {}
+
+
+@dataclass
+class KGEOutput(ModelOutput):
+    """The training loss, if labels were given, and the scores, if the loss did not make them unnecessary."""
+
+    loss: Tensor | None = None
+    scores: Tensor | None = None
+
+
+class KGEModel(PreTrainedModel):
+    """A link predictor; `KGEModel(config)` gives the subclass that `config.scorer` names."""
+
+    config_class = KGEConfig
+    base_model_prefix = ""
+    main_input_name = "heads"
+    scorer: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        if cls.scorer:
+            SCORERS[cls.scorer] = cls
+
+    def __new__(cls, config: KGEConfig | None = None, *args: Any, **kwargs: Any) -> KGEModel:
+        if cls is KGEModel and config is not None:
+            if config.scorer not in SCORERS:
+                raise ValueError(f"config.scorer must be one of {', '.join(SCORERS)}, got {config.scorer!r}.")
+            cls = SCORERS[config.scorer]
+        return super().__new__(cls)
+
+    def __init__(self, config: KGEConfig):
+        if config.scorer not in (None, self.scorer):
+            raise ValueError(f"The config is one of scorer {config.scorer!r}, not of {type(self).__name__}.")
+        config.scorer = self.scorer
+        if config.dim % self.blocks(config):
+            raise ValueError(
+                f"{type(self).__name__} needs a dim that is a multiple of {self.blocks(config)}, got {config.dim}."
+            )
+        super().__init__(config)
+        self.entity_embeddings = nn.Embedding(config.num_entities, config.dim)
+        self.relation_embeddings = nn.Embedding(config.num_relation_embeddings, self.relation_dim(config))
+        self.input_dropout = nn.Dropout(config.input_dropout)
+        self.query_dropout = nn.Dropout(config.query_dropout)
+        self.add_parameters(config)
+        self.post_init()
+
+    @staticmethod
+    def blocks(config: KGEConfig) -> int:
+        """How many real numbers make one component of the embedding: 2 for complex numbers, and so on."""
+        return 1
+
+    @staticmethod
+    def relation_dim(config: KGEConfig) -> int:
+        """Real numbers per relation."""
+        return config.dim
+
+    def add_parameters(self, config: KGEConfig) -> None:
+        """Parameters beside the two tables."""
+
+    def combine(self, h: Tensor, r: Tensor) -> Tensor:
+        """q(h, r) for embeddings of heads and relations: what makes one scorer differ from another."""
+        raise TypeError("KGEModel has no scorer of its own: build one of its subclasses.")
+
+    def query(self, heads: Tensor, relations: Tensor) -> Tensor:
+        """The query vectors (B, d) of heads and relations given by id."""
+        h = self.input_dropout(self.entity_embeddings(heads))
+        r = self.input_dropout(self.relation_embeddings(relations))
+        return self.query_dropout(self.combine(h, r))
+
+    def score(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
+        """The scores (B,) of triples; tails may also be (B, K), K candidates for each query."""
+        queries, candidates = self.query(heads, relations), self.entity_embeddings(tails)
+        if tails.dim() == 1:
+            return (queries * candidates).sum(-1)
+        return torch.einsum("bd,bkd->bk", queries, candidates)
+
+    def score_tails(self, heads: Tensor, relations: Tensor) -> Tensor:
+        """The scores (B, |E|) of all entities as tails."""
+        return self.query(heads, relations) @ self.entity_embeddings.weight.T
+
+    def score_heads(self, relations: Tensor, tails: Tensor) -> Tensor:
+        """The scores (B, |E|) of all entities as heads: as tails of the inverse relation, if the model has it."""
+        if self.config.inverse_relations:
+            return self.score_tails(tails, relations + self.config.num_relations)
+        scores = self.entity_embeddings.weight.new_empty(len(tails), self.config.num_entities)
+        everything = torch.arange(self.config.num_entities, device=tails.device)
+        for relation in relations.unique():
+            rows = relations == relation
+            candidates = self.query(everything, relation.expand(len(everything)))
+            scores[rows] = self.entity_embeddings(tails[rows]) @ candidates.T
+        return scores
+
+    def forward(
+        self,
+        heads: Tensor,
+        relations: Tensor,
+        tails: Tensor | None = None,
+        labels: Tensor | None = None,
+        label_offsets: Tensor | None = None,
+    ) -> KGEOutput:
+        """Scores or, with labels, the training loss.
+
+        The labels of B queries are one of
+        - all true tails of all queries one after the other, with `label_offsets` (B + 1,) saying where those of each
+          query begin (KvsAll; the loss never builds the matrix of labels),
+        - the one true tail of each query, (B,) integers (1vsAll, cross-entropy),
+        - a matrix (B, |E|), or (B, K) for the K candidates in `tails`, with 1 for true.
+        """
+        scores: Tensor | None = None
+        if labels is None or tails is not None or labels.dim() == 2:
+            scores = self.score_tails(heads, relations) if tails is None else self.score(heads, relations, tails)
+        if labels is None:
+            return KGEOutput(scores=scores)
+        smoothing = self.config.label_smoothing if self.training else 0.0
+        if scores is not None:
+            targets = labels.to(scores.dtype) * (1 - smoothing) + smoothing / scores.shape[-1]
+            loss = F.binary_cross_entropy_with_logits(scores, targets)
+        else:
+            queries = self.query(heads, relations)
+            loss = loss_over_entities(queries, self.entity_embeddings.weight, labels, label_offsets, smoothing)
+        if self.config.regularizer and self.config.regularization and self.training:
+            loss = loss + self.config.regularization * self._penalty(heads, relations)
+        return KGEOutput(loss=loss, scores=scores)
+
+    def _penalty(self, heads: Tensor, relations: Tensor) -> Tensor:
+        """N3 or L2 of the embeddings used, per query; N3 takes the moduli of the scorer's own kind of numbers."""
+        used = self.entity_embeddings(heads), self.relation_embeddings(relations)
+        if self.config.regularizer == "l2":
+            return sum((x.square().sum() for x in used), torch.tensor(0.0)) / len(heads)
+        blocks = self.blocks(self.config)
+        moduli = (x.unflatten(-1, (blocks, -1)).square().sum(-2).clamp_min(1e-30).sqrt() for x in used)
+        return sum((m.pow(3).sum() for m in moduli), torch.tensor(0.0)) / len(heads)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.entity_embeddings
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.entity_embeddings = value
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        tensors = [module.weight] if isinstance(module, nn.Embedding) else []
+        if module is self and hasattr(self, "core"):
+            tensors.append(self.core)
+        for tensor in tensors:
+            if self.config.initializer == "normal":
+                init.normal_(tensor, std=self.config.initializer_range)
+            elif self.config.initializer == "uniform":
+                init.uniform_(tensor, -self.config.initializer_range, self.config.initializer_range)
+            else:
+                getattr(init, self.config.initializer + "_")(tensor)
+
+
+class DistMult(KGEModel):
+    """⟨h ∘ r, t⟩, the elementwise product."""
+
+    scorer = "distmult"
+
+    def combine(self, h: Tensor, r: Tensor) -> Tensor:
+        return h * r
+
+
+class Keci(KGEModel):
+    """⟨h ∘ r, t⟩ with the product of the Clifford algebra Cl(p, q); embeddings are [1 | e₁ … e_p | … e_{p+q}].
+
+    e_i² = +1 for i ≤ p and −1 above. The parts of the product on e_i e_j have no counterpart in t.
+    """
+
+    scorer = "keci"
+
+    @staticmethod
+    def blocks(config: KGEConfig) -> int:
+        return 1 + config.p + config.q
+
+    def combine(self, h: Tensor, r: Tensor) -> Tensor:
+        p = self.config.p
+        h, r = (x.unflatten(-1, (self.blocks(self.config), -1)) for x in (h, r))
+        h0, h_plus, h_minus = h[..., :1, :], h[..., 1 : p + 1, :], h[..., p + 1 :, :]
+        r0, r_plus, r_minus = r[..., :1, :], r[..., 1 : p + 1, :], r[..., p + 1 :, :]
+        scalar = h0 * r0 + (h_plus * r_plus).sum(-2, keepdim=True) - (h_minus * r_minus).sum(-2, keepdim=True)
+        vector = h0 * r[..., 1:, :] + h[..., 1:, :] * r0
+        return torch.cat([scalar, vector], dim=-2).flatten(-2)
+
+
+class ComplEx(KGEModel):
+    """Re⟨h, r, conj(t)⟩ over complex numbers; embeddings are [real | imaginary]."""
+
+    scorer = "complex"
+
+    @staticmethod
+    def blocks(config: KGEConfig) -> int:
+        return 2
+
+    def combine(self, h: Tensor, r: Tensor) -> Tensor:
+        (h_re, h_im), (r_re, r_im) = h.chunk(2, dim=-1), r.chunk(2, dim=-1)
+        return torch.cat([h_re * r_re - h_im * r_im, h_re * r_im + h_im * r_re], dim=-1)
+
+
+class QMult(KGEModel):
+    """⟨h ⊗ r, t⟩ with Hamilton's product of quaternions; embeddings are [1 | i | j | k]."""
+
+    scorer = "qmult"
+
+    @staticmethod
+    def blocks(config: KGEConfig) -> int:
+        return 4
+
+    def combine(self, h: Tensor, r: Tensor) -> Tensor:
+        a, b, c, d = h.chunk(4, dim=-1)
+        w, x, y, z = r.chunk(4, dim=-1)
+        product = (
+            a * w - b * x - c * y - d * z,
+            a * x + b * w + c * z - d * y,
+            a * y - b * z + c * w + d * x,
+            a * z + b * y - c * x + d * w,
+        )
+        return torch.cat(product, dim=-1)
+
+
+class RESCAL(KGEModel):
+    """h W_r t; a relation is the matrix W_r [head, tail], stored as one row."""
+
+    scorer = "rescal"
+
+    @staticmethod
+    def relation_dim(config: KGEConfig) -> int:
+        return config.dim**2
+
+    def combine(self, h: Tensor, r: Tensor) -> Tensor:
+        return torch.einsum("...i,...ij->...j", h, r.unflatten(-1, (self.config.dim, -1)))
+
+
+class TuckER(KGEModel):
+    """W ×₁ h ×₂ r ×₃ t with one core tensor W [head, relation, tail] for all relations."""
+
+    scorer = "tucker"
+
+    def add_parameters(self, config: KGEConfig) -> None:
+        self.core = nn.Parameter(torch.empty(config.dim, config.dim, config.dim))
+
+    def combine(self, h: Tensor, r: Tensor) -> Tensor:
+        return torch.einsum("...ik,...i->...k", torch.einsum("...j,ijk->...ik", r, self.core), h)
+
+
+def loss_over_entities(
+    queries: Tensor, entities: Tensor, tails: Tensor, offsets: Tensor | None = None, smoothing: float = 0.0
+) -> Tensor:
+    """The loss of scores ⟨queries, entities⟩ over all entities, without a matrix of labels or a graph over logits.
+
+    With `offsets`, `tails[offsets[i]:offsets[i + 1]]` are the true tails of query i, and the loss is the mean binary
+    cross-entropy. Without, `tails[i]` is the one true tail, and it is the mean cross-entropy. True labels are
+    1 − smoothing + smoothing/|E|, false ones smoothing/|E|.
+    """
+    return _LossOverEntities.apply(queries, entities, tails, offsets, smoothing)
+
+
+class _LossOverEntities(torch.autograd.Function):
+    """The gradient of the logits is σ(logits) − labels: made in place of them and multiplied back in the same pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, queries: Tensor, entities: Tensor, tails: Tensor, offsets: Tensor | None, smoothing: float
+    ) -> Tensor:
+        batch, total = len(queries), len(entities)
+        rows_of_labels = _rows(offsets, tails) if offsets is not None else torch.arange(batch, device=tails.device)
+        counts = torch.bincount(rows_of_labels, minlength=batch).tolist()
+        rows = max(1, min(batch, CHUNK // total))
+        grad_queries = torch.empty_like(queries)
+        grad_entities = torch.zeros_like(entities)
+        logits = queries.new_empty(rows, total)
+        loss = queries.new_zeros(())
+        done = 0
+        for start in range(0, batch, rows):
+            stop = min(start + rows, batch)
+            part, chunk = queries[start:stop], logits[: stop - start]
+            torch.mm(part, entities.T, out=chunk)
+            labelled = sum(counts[start:stop])
+            where = rows_of_labels[done : done + labelled] - start, tails[done : done + labelled]
+            done += labelled
+            loss -= (1 - smoothing) * chunk[where].sum()
+            if smoothing:
+                loss -= smoothing / total * chunk.sum()
+            if offsets is not None:
+                loss += F.softplus(chunk).sum()
+                torch.sigmoid(chunk, out=chunk)
+            else:
+                norm = chunk.logsumexp(dim=1, keepdim=True)
+                loss += norm.sum()
+                chunk.sub_(norm).exp_()
+            chunk.index_put_(where, chunk.new_tensor(smoothing - 1), accumulate=True)
+            if smoothing:
+                chunk -= smoothing / total
+            torch.mm(chunk, entities, out=grad_queries[start:stop])
+            grad_entities.addmm_(chunk.T, part)
+        scale = 1 / (batch * total) if offsets is not None else 1 / batch
+        ctx.save_for_backward(grad_queries.mul_(scale), grad_entities.mul_(scale))
+        return loss * scale
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        grad_queries, grad_entities = ctx.saved_tensors
+        return grad * grad_queries, grad * grad_entities, None, None, None
+
+
+def _rows(offsets: Tensor, tails: Tensor) -> Tensor:
+    """The query each label belongs to."""
+    counts = offsets.diff()
+    return torch.repeat_interleave(torch.arange(len(counts), device=tails.device), counts.to(tails.device))

@@ -1,0 +1,145 @@
+"""`LinkPredictor`: questions to a trained link predictor, asked and answered with labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aswa_hf.kge.data import KGVocab, KnowledgeGraph
+from aswa_hf.kge.modeling_kge import KGEModel
+
+if TYPE_CHECKING:
+    import pandas as pd  # type: ignore[import-untyped]
+
+Labels = str | Sequence[str]
+
+
+class LinkPredictor:
+    """A model with its vocabulary and, optionally, the graph whose triples are already known.
+
+    >>> predictor = LinkPredictor.from_pretrained("me/countries-complex-aswa")
+    >>> predictor.predict(head="france", relation="locatedin", k=3)
+    """
+
+    def __init__(self, model: KGEModel, vocab: KGVocab, kg: KnowledgeGraph | None = None):
+        sizes = model.config.num_entities, model.config.num_relations
+        if sizes != (vocab.num_entities, vocab.num_relations):
+            raise ValueError(
+                f"The model has {sizes[0]} entities and {sizes[1]} relations, the vocabulary {vocab.num_entities} and "
+                f"{vocab.num_relations}: they do not belong together."
+            )
+        if kg is not None and (kg.vocab.entities, kg.vocab.relations) != (vocab.entities, vocab.relations):
+            raise ValueError("The graph has other entities or relations than the model was trained on.")
+        self.model = model.eval()
+        self.vocab = vocab
+        self.kg = kg
+
+    @classmethod
+    def from_pretrained(cls, path_or_repo: Any, *, kg: KnowledgeGraph | None = None, **options: Any) -> LinkPredictor:
+        """Loads model and vocabulary from a folder or a Hub repository (`revision=`, `token=`, …)."""
+        model = KGEModel.from_pretrained(path_or_repo, **options)
+        return cls(model, KGVocab.from_pretrained(path_or_repo, **options), kg)
+
+    @torch.no_grad()
+    def predict(
+        self,
+        head: Labels | None = None,
+        relation: Labels | None = None,
+        tail: Labels | None = None,
+        *,
+        k: int = 10,
+        candidates: Sequence[str] | None = None,
+        exclude_known: bool = False,
+    ) -> pd.DataFrame:
+        """The `k` best tails of (head, relation, ?) or heads of (?, relation, tail), with their scores.
+
+        Lists ask several questions at once, a single label beside a list goes with each of its members. `candidates`
+        limits the answers to these entities, `exclude_known` leaves out those that are in the graph already.
+        """
+        if relation is None or (head is None) == (tail is None):
+            raise ValueError("Ask for tails with head= and relation=, or for heads with relation= and tail=.")
+        if k < 1:
+            raise ValueError(f"k must be at least 1, got {k}.")
+        asked_for = "tail" if tail is None else "head"
+        given, relations = _broadcast(head if tail is None else tail, relation)  # type: ignore[arg-type]
+        entity_ids, relation_ids = self.vocab.entity_ids(given), self.vocab.relation_ids(relations)
+
+        scores = self._scores(entity_ids, relation_ids, asked_for).clone()
+        if exclude_known:
+            self._mask_known(scores, entity_ids, relation_ids, asked_for)
+        allowed = torch.arange(scores.shape[1])
+        if candidates is not None:
+            allowed = torch.from_numpy(self.vocab.entity_ids(candidates))
+            scores = scores[:, allowed]
+        best = scores.topk(min(k, scores.shape[1]), dim=1)
+        return self._table(given, relations, asked_for, allowed[best.indices.cpu()].numpy(), best.values.cpu().numpy())
+
+    @torch.no_grad()
+    def score(self, head: Labels, relation: Labels, tail: Labels) -> Any:
+        """The score of a triple; of several, given as lists, an array. Greater means more likely true."""
+        heads, relations, tails = _broadcast(head, relation, tail)
+        ids = self.vocab.entity_ids(heads), self.vocab.relation_ids(relations), self.vocab.entity_ids(tails)
+        scores = self.model.score(*self._tensors(*ids)).cpu().numpy()
+        return scores if any(not isinstance(x, str) for x in (head, relation, tail)) else float(scores[0])
+
+    @torch.no_grad()
+    def nearest(self, entity: str, k: int = 10) -> pd.DataFrame:
+        """The `k` entities whose embeddings point most nearly the same way, by cosine similarity."""
+        import pandas as pd
+
+        table = self.model.entity_embeddings.weight
+        own = self.vocab.entity_id(entity)
+        similarities = torch.nn.functional.cosine_similarity(table, table[own : own + 1])
+        similarities[own] = -torch.inf
+        best = similarities.topk(min(k, len(table) - 1))
+        labels = [self.vocab.entities[i] for i in best.indices.tolist()]
+        return pd.DataFrame({"entity": labels, "similarity": best.values.cpu().numpy()})
+
+    def _scores(self, entities: np.ndarray, relations: np.ndarray, asked_for: str) -> Tensor:
+        if asked_for == "tail":
+            return self.model.score_tails(*self._tensors(entities, relations))
+        return self.model.score_heads(*self._tensors(relations, entities))
+
+    def _mask_known(self, scores: Tensor, entities: np.ndarray, relations: np.ndarray, asked_for: str) -> None:
+        if self.kg is None:
+            raise ValueError("exclude_known=True needs the known triples: build the predictor with kg=load_kg(…).")
+        triples = np.concatenate([self.kg.triples(split) for split in self.kg])
+        given, answer = (0, 2) if asked_for == "tail" else (2, 0)
+        for row, (entity, relation) in enumerate(zip(entities, relations, strict=True)):
+            known = triples[(triples[:, given] == entity) & (triples[:, 1] == relation), answer]
+            scores[row, torch.from_numpy(known).to(scores.device)] = -torch.inf
+
+    def _tensors(self, *arrays: np.ndarray) -> list[Tensor]:
+        device = self.model.entity_embeddings.weight.device
+        return [torch.from_numpy(array).to(device) for array in arrays]
+
+    def _table(
+        self, given: list[str], relations: list[str], asked_for: str, answers: np.ndarray, scores: np.ndarray
+    ) -> pd.DataFrame:
+        import pandas as pd
+
+        labels = np.asarray(self.vocab.entities, dtype=object)
+        rows, columns = answers.shape
+        table = {
+            "head" if asked_for == "tail" else "tail": np.repeat(np.asarray(given, dtype=object), columns),
+            "relation": np.repeat(np.asarray(relations, dtype=object), columns),
+            asked_for: labels[answers.ravel()],
+            "score": scores.ravel(),
+            "rank": np.tile(np.arange(1, columns + 1), rows),
+        }
+        frame = pd.DataFrame({name: table[name] for name in ("head", "relation", "tail", "score", "rank")})
+        # An answer that was excluded is no answer, also where fewer than k are left.
+        return frame[np.isfinite(frame["score"])].reset_index(drop=True)
+
+
+def _broadcast(*labels: Labels) -> list[list[str]]:
+    """Lists of one length; a single label goes with every member of the others."""
+    lengths = {len(x) for x in labels if not isinstance(x, str)}
+    if len(lengths) > 1:
+        raise ValueError(f"The lists of a question must have one length, got {sorted(lengths)}.")
+    length = lengths.pop() if lengths else 1
+    return [[x] * length if isinstance(x, str) else list(x) for x in labels]

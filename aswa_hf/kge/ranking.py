@@ -1,0 +1,114 @@
+"""Filtered ranking of knowledge-graph embeddings: MRR, Hits@k and mean rank over heads and tails."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aswa_hf.kge.graph import TailsByQuery, with_inverses
+
+if TYPE_CHECKING:
+    from aswa_hf.kge.data import KnowledgeGraph
+    from aswa_hf.kge.modeling_kge import KGEModel
+
+# Scores kept at a time unless the caller says otherwise: 16 M, 64 MB in float32.
+SCORES_AT_A_TIME = 1 << 24
+
+
+def evaluate_link_prediction(
+    model: KGEModel,
+    kg: KnowledgeGraph,
+    split: str = "test",
+    batch_size: int | None = None,
+    ks: Sequence[int] = (1, 3, 10),
+) -> dict[str, float]:
+    """How well the triples of a split are predicted, each once by its head and once by its tail.
+
+    A candidate that makes another true triple (of any split) is left out of the ranking; candidates with the same
+    score share their mean rank. `batch_size` is the number of queries scored at a time and bounds the memory.
+    """
+    if split not in kg:
+        raise ValueError(f"There is no split {split!r}. Choose one of {', '.join(kg)}.")
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
+    ranks = rank_triples(model, kg, split, batch_size)
+    if len(ranks) == 0:
+        raise ValueError(f"The split {split!r} has no triples to rank.")
+    metrics = {"mrr": (1 / ranks).mean().item()}
+    metrics |= {f"hits@{k}": (ranks <= k).double().mean().item() for k in ks}
+    return metrics | {"mean_rank": ranks.mean().item()}
+
+
+@torch.no_grad()
+def rank_triples(model: KGEModel, kg: KnowledgeGraph, split: str, batch_size: int | None = None) -> Tensor:
+    """The filtered ranks of all triples of a split, by tail and by head, in no particular order."""
+    queries, known = _index(kg, split)
+    rows_at_a_time = batch_size or max(1, SCORES_AT_A_TIME // kg.num_entities)
+    training = model.training
+    model.eval()
+    try:
+        ranks = []
+        for start in range(0, len(queries), rows_at_a_time):
+            rows = np.arange(start, min(start + rows_at_a_time, len(queries)))
+            heads, by = queries.heads[rows], queries.relations[rows]
+            scores = _scores(model, heads, by, kg.num_relations)
+            ranks.append(_ranks(scores, *queries.take(rows), *known.take(known.find(heads, by))))
+        return torch.cat(ranks) if ranks else torch.empty(0)
+    finally:
+        model.train(training)
+
+
+def _index(kg: KnowledgeGraph, split: str) -> tuple[TailsByQuery, TailsByQuery]:
+    """The queries of a split and of all splits, inverse relations included; made once for each graph."""
+    cache = kg.__dict__.setdefault("_ranking", {})
+    if "known" not in cache:
+        triples = np.concatenate([kg.triples(name) for name in kg])
+        cache["known"] = TailsByQuery.of(with_inverses(triples, kg.num_relations))
+    if split not in cache:
+        cache[split] = TailsByQuery.of(with_inverses(kg.triples(split), kg.num_relations))
+    return cache[split], cache["known"]
+
+
+def _ranks(
+    scores: Tensor, targets: np.ndarray, target_offsets: np.ndarray, known: np.ndarray, known_offsets: np.ndarray
+) -> Tensor:
+    """The rank of each target among the entities that are not known answers of its query, itself excepted."""
+    device = scores.device
+    rows = torch.from_numpy(_rows(target_offsets)).to(device)
+    own = scores[rows, torch.from_numpy(targets).to(device)].unsqueeze(1)
+    filtered = torch.from_numpy(_rows(known_offsets)).to(device), torch.from_numpy(known).to(device)
+    # A model that has diverged must not look perfect because nothing compares greater than NaN.
+    broken = ~scores.isfinite().all(1)
+    scores[filtered] = -torch.inf
+    greater, equal = [], []
+    for part in torch.arange(len(rows), device=device).split(max(1, len(scores))):
+        candidates = scores if len(part) == len(rows) == len(scores) else scores[rows[part]]
+        greater.append((candidates > own[part]).sum(1))
+        equal.append((candidates == own[part]).sum(1))
+    ranks = 1 + torch.cat(greater).double() + torch.cat(equal).double() / 2
+    return ranks.masked_fill_(broken[rows], torch.nan)
+
+
+def _scores(model: KGEModel, heads: np.ndarray, by: np.ndarray, relations: int) -> Tensor:
+    """The scores of all entities as answers; a query by an inverse relation asks for heads."""
+    if model.config.inverse_relations:
+        return model.score_tails(*_tensors(model, heads, by))
+    scores = model.entity_embeddings.weight.new_empty(len(heads), model.config.num_entities)
+    forward = by < relations
+    scores[torch.from_numpy(forward)] = model.score_tails(*_tensors(model, heads[forward], by[forward]))
+    backward = ~forward
+    scores[torch.from_numpy(backward)] = model.score_heads(*_tensors(model, by[backward] - relations, heads[backward]))
+    return scores
+
+
+def _tensors(model: KGEModel, *arrays: np.ndarray) -> list[Tensor]:
+    device = model.entity_embeddings.weight.device
+    return [torch.from_numpy(array).to(device) for array in arrays]
+
+
+def _rows(offsets: np.ndarray) -> np.ndarray:
+    return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))

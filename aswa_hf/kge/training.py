@@ -1,0 +1,163 @@
+"""Training of knowledge-graph embeddings with the Trainer: KvsAll, 1vsAll and negative sampling."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+from transformers import Trainer, TrainingArguments
+
+from aswa_hf.kge.graph import TailsByQuery, with_inverses
+from aswa_hf.kge.modeling_kge import KGEModel
+from aswa_hf.kge.ranking import evaluate_link_prediction
+
+if TYPE_CHECKING:
+    from aswa_hf.kge.data import KnowledgeGraph
+
+Batch = dict[str, Tensor]
+
+
+class KvsAll(Dataset[Batch]):
+    """One example per distinct (head, relation), with all its true tails; the labels stay sparse."""
+
+    def __init__(self, triples: np.ndarray):
+        self.queries = TailsByQuery.of(triples)
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    def __getitems__(self, rows: list[int]) -> Batch:
+        """A whole batch at once: no Python loop over its examples."""
+        chosen = np.asarray(rows)
+        labels, offsets = self.queries.take(chosen)
+        return _as_tensors(
+            heads=self.queries.heads[chosen],
+            relations=self.queries.relations[chosen],
+            labels=labels,
+            label_offsets=offsets,
+        )
+
+
+class OneVsAll(Dataset[Batch]):
+    """One example per triple: the tail against all other entities."""
+
+    def __init__(self, triples: np.ndarray):
+        self.triples = triples.astype(np.int64)
+
+    def __len__(self) -> int:
+        return len(self.triples)
+
+    def __getitems__(self, rows: list[int]) -> Batch:
+        heads, relations, tails = self.triples[np.asarray(rows)].T
+        return _as_tensors(heads=heads, relations=relations, labels=tails)
+
+
+class NegativeSampling(OneVsAll):
+    """One example per triple: the tail against `negatives` entities drawn at random."""
+
+    def __init__(self, triples: np.ndarray, num_entities: int, negatives: int = 32):
+        super().__init__(triples)
+        if negatives < 1:
+            raise ValueError(f"negatives must be at least 1, got {negatives}.")
+        self.num_entities = num_entities
+        self.negatives = negatives
+
+    def __getitems__(self, rows: list[int]) -> Batch:
+        batch = super().__getitems__(rows)
+        true = batch.pop("labels").unsqueeze(1)
+        drawn = torch.randint(self.num_entities, (len(true), self.negatives))
+        labels = torch.cat([torch.ones_like(true), torch.zeros_like(drawn)], dim=1)
+        return batch | {"tails": torch.cat([true, drawn], dim=1), "labels": labels.float()}
+
+
+SCHEMES = ("kvsall", "1vsall", "negative_sampling")
+
+
+def training_examples(kg: KnowledgeGraph, scheme: str = "kvsall", *, inverses: bool, negatives: int = 32) -> Any:
+    """The training split as examples of one of the schemes, with inverse relations if the model has them."""
+    triples = kg.triples("train")
+    if inverses:
+        triples = with_inverses(triples, kg.num_relations)
+    if scheme == "kvsall":
+        return KvsAll(triples)
+    if scheme == "1vsall":
+        return OneVsAll(triples)
+    if scheme == "negative_sampling":
+        return NegativeSampling(triples, kg.num_entities, negatives)
+    raise ValueError(f"scheme must be one of {', '.join(SCHEMES)}, got {scheme!r}.")
+
+
+def paper_arguments(output_dir: str, **options: Any) -> TrainingArguments:
+    """The paper's settings (Adam, learning rate 0.1, batches of 1024, 256 epochs), which `options` replace."""
+    defaults: dict[str, Any] = {
+        "num_train_epochs": 256,
+        "per_device_train_batch_size": 1024,
+        "learning_rate": 0.1,
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 0.0,
+        "eval_strategy": "epoch",
+        "logging_strategy": "epoch",
+        "save_strategy": "no",
+        "report_to": "none",
+        "dataloader_pin_memory": torch.cuda.is_available(),
+    }
+    return TrainingArguments(output_dir=output_dir, **(defaults | options))
+
+
+class KGETrainer(Trainer):
+    """A Trainer for link prediction: it builds the examples, and evaluation is filtered ranking.
+
+    `evaluate()` ranks the validation split, `evaluate("test")` another one; the metrics are `eval_mrr`, `eval_hits@1`
+    and so on, so that `ASWACallback(trainer, metric="mrr")` works as with any other Trainer.
+    """
+
+    def __init__(
+        self,
+        model: KGEModel,
+        args: TrainingArguments,
+        kg: KnowledgeGraph,
+        *,
+        scheme: str = "kvsall",
+        negatives: int = 32,
+        **options: Any,
+    ):
+        self.kg = kg
+        if (model.config.num_entities, model.config.num_relations) != (kg.num_entities, kg.num_relations):
+            raise ValueError(
+                f"The model has {model.config.num_entities} entities and {model.config.num_relations} relations, the "
+                f"graph {kg.num_entities} and {kg.num_relations}. Build the config from the graph's numbers."
+            )
+        examples = training_examples(kg, scheme, inverses=model.config.inverse_relations, negatives=negatives)
+        args.remove_unused_columns = False  # which would take a finished batch for a list of examples
+        options = {"processing_class": kg.vocab, "eval_dataset": kg["validation"]} | options
+        super().__init__(model, args, train_dataset=examples, data_collator=_as_it_is, **options)
+
+    def evaluate(
+        self, eval_dataset: str | None = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Filtered ranking of a split, by default the validation split."""
+        start = time.perf_counter()
+        found = evaluate_link_prediction(self.model, self.kg, eval_dataset or "validation", self._ranking_batch_size())
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
+        metrics[f"{metric_key_prefix}_runtime"] = time.perf_counter() - start
+        self.log(metrics)
+        self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def _ranking_batch_size(self) -> int | None:
+        # The Trainer's default of 8 is meant for examples of another kind.
+        size = self.args.per_device_eval_batch_size
+        return size if size != TrainingArguments.per_device_eval_batch_size else None
+
+
+def _as_tensors(**arrays: np.ndarray) -> Batch:
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def _as_it_is(batch: Batch) -> Batch:
+    """The data set has made the batch already."""
+    return batch

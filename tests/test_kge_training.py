@@ -1,0 +1,114 @@
+"""Training of link predictors through the Trainer, with and without the callback."""
+
+import numpy as np
+import pytest
+import torch
+from kge_graphs import random_graph
+from training import assert_same_tensors, weights_of
+from transformers import AutoModel
+
+from aswa_hf import ASWACallback
+from aswa_hf.kge import ComplEx, DistMult, KGEConfig, KGETrainer, evaluate_link_prediction, paper_arguments
+from aswa_hf.kge.graph import with_inverses
+from aswa_hf.kge.training import KvsAll, NegativeSampling, OneVsAll, training_examples
+
+
+def make_trainer(kg, folder, cls=ComplEx, scheme="kvsall", model_options=None, **options):
+    torch.manual_seed(5)
+    config = KGEConfig(num_entities=kg.num_entities, num_relations=kg.num_relations, dim=16, **(model_options or {}))
+    arguments = {"num_train_epochs": 6, "per_device_train_batch_size": 16, "disable_tqdm": True, "use_cpu": True}
+    return KGETrainer(cls(config), paper_arguments(str(folder), **(arguments | options)), kg, scheme=scheme)
+
+
+def test_a_kvsall_batch_holds_all_tails_of_its_queries(tmp_path):
+    kg = random_graph(tmp_path)
+    triples = with_inverses(kg.triples("train"), kg.num_relations)
+    examples = KvsAll(triples)
+    batch = examples.__getitems__([3, 0, 7])
+    for i in range(3):
+        h, r = batch["heads"][i].item(), batch["relations"][i].item()
+        tails = batch["labels"][batch["label_offsets"][i] : batch["label_offsets"][i + 1]]
+        assert set(tails.tolist()) == {t for a, b, t in triples.tolist() if (a, b) == (h, r)}
+    assert len(examples) == len({(h, r) for h, r, _ in triples.tolist()})
+
+
+def test_the_other_schemes_hold_one_triple_each(tmp_path):
+    kg = random_graph(tmp_path)
+    triples = kg.triples("train")
+    batch = OneVsAll(triples).__getitems__([4, 2])
+    assert torch.stack([batch["heads"], batch["relations"], batch["labels"]], 1).tolist() == triples[[4, 2]].tolist()
+    batch = NegativeSampling(triples, kg.num_entities, negatives=5).__getitems__([4, 2])
+    assert batch["tails"].shape == batch["labels"].shape == (2, 6)
+    assert batch["tails"][:, 0].tolist() == triples[[4, 2], 2].tolist()
+    assert batch["labels"].tolist() == [[1, 0, 0, 0, 0, 0]] * 2
+    with pytest.raises(ValueError, match="scheme must be one of kvsall, 1vsall, negative_sampling, got 'all'"):
+        training_examples(kg, "all", inverses=True)
+
+
+@pytest.mark.parametrize("scheme", ["kvsall", "1vsall", "negative_sampling"])
+@pytest.mark.parametrize("inverse_relations", [True, False])
+def test_every_scheme_learns_the_training_triples(scheme, inverse_relations, tmp_path):
+    kg = random_graph(tmp_path / "graph", entities=20, triples=120)
+    options = {"inverse_relations": inverse_relations}
+    trainer = make_trainer(kg, tmp_path, scheme=scheme, model_options=options, num_train_epochs=30, eval_strategy="no")
+    before = evaluate_link_prediction(trainer.model, kg, "train")["mrr"]
+    trainer.train()
+    assert evaluate_link_prediction(trainer.model, kg, "train")["mrr"] > before + 0.3
+
+
+def test_training_equals_a_plain_loop_with_dense_labels(tmp_path):
+    kg = random_graph(tmp_path / "graph")
+    trainer = make_trainer(kg, tmp_path, num_train_epochs=3, per_device_train_batch_size=1024, eval_strategy="no")
+    model = ComplEx(trainer.model.config)
+    model.load_state_dict(trainer.model.state_dict())
+    trainer.train()
+
+    triples = with_inverses(kg.triples("train"), kg.num_relations)
+    labels = np.zeros((kg.num_entities, 2 * kg.num_relations, kg.num_entities), dtype=np.float32)
+    labels[tuple(triples.T)] = 1
+    queries = torch.tensor(sorted({(h, r) for h, r, _ in triples.tolist()}))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    for _ in range(3):
+        logits = model.score_tails(queries[:, 0], queries[:, 1])
+        targets = torch.from_numpy(labels[queries[:, 0], queries[:, 1]])
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(trainer.model.state_dict()[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_the_callback_follows_mrr_and_checkpoints_hold_the_vocabulary(tmp_path):
+    kg = random_graph(tmp_path / "graph", entities=30, triples=200)
+    trainer = make_trainer(kg, tmp_path / "run", save_strategy="epoch")
+    callback = ASWACallback(trainer, metric="mrr", strategies=("aswa", "best", "last"))
+    trainer.add_callback(callback)
+    trainer.train()
+    aswa = callback.strategies["aswa"]
+    assert len(aswa.trajectory) == 6
+    assert aswa.score == pytest.approx(evaluate_link_prediction(trainer.model, kg, "validation")["mrr"])
+    running = [log["eval_mrr"] for log in trainer.state.log_history if "eval_mrr" in log]
+    assert [record.running_score for record in aswa.trajectory] == running
+    assert sum("eval_aswa_hits@10" in log for log in trainer.state.log_history) == 6
+
+    trainer.save_model()
+    loaded = AutoModel.from_pretrained(tmp_path / "run")
+    assert_same_tensors(weights_of(loaded), weights_of(trainer.model))
+    checkpoint = next((tmp_path / "run").glob("checkpoint-*"))
+    assert type(kg.vocab).from_pretrained(checkpoint).entities == kg.vocab.entities
+
+
+def test_test_split_and_metric_prefix(tmp_path):
+    kg = random_graph(tmp_path / "graph")
+    trainer = make_trainer(kg, tmp_path)
+    metrics = trainer.evaluate("test", metric_key_prefix="test")
+    expected = evaluate_link_prediction(trainer.model, kg, "test")
+    assert {name: metrics[f"test_{name}"] for name in expected} == expected
+
+
+def test_a_model_of_another_graph_is_refused(tmp_path):
+    kg = random_graph(tmp_path / "graph")
+    model = DistMult(KGEConfig(num_entities=5, num_relations=1, dim=4))
+    with pytest.raises(ValueError, match="The model has 5 entities and 1 relations, the graph 12 and 3"):
+        KGETrainer(model, paper_arguments(str(tmp_path)), kg)
