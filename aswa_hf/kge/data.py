@@ -1,0 +1,260 @@
+"""Knowledge graphs through `datasets`: the built-in countries, folders of triples, datasets on the Hub."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+from datasets import Dataset, DatasetDict
+
+from aswa_hf.kge.reading import COLUMNS, SUFFIXES, Triples, from_table, read_triples
+from aswa_hf.kge.vocab import KGVocab
+from aswa_hf.strategy import warn_caller
+
+__all__ = ["KGVocab", "KnowledgeGraph", "load_kg"]
+
+SPLITS = {"train": ("train",), "validation": ("validation", "valid", "dev", "val"), "test": ("test",)}
+COUNTRIES = {"countries": 1, "countries-s1": 1, "countries-s2": 2, "countries-s3": 3}
+
+
+class KnowledgeGraph(DatasetDict):
+    """The splits `train`, `validation` and `test`, with int32 columns `head`, `relation`, `tail`, and their labels.
+
+    `unseen` counts, for validation and test, the entities and relations that training does not show, and the triples
+    that hold one.
+    """
+
+    def __init__(
+        self, splits: Mapping[str, Dataset], *, vocab: KGVocab, name: str, unseen: Mapping[str, Any] | None = None
+    ):
+        super().__init__(splits)
+        self.vocab = vocab
+        self.name = name
+        self.unseen = dict(unseen or {})
+
+    @property
+    def num_entities(self) -> int:
+        return self.vocab.num_entities
+
+    @property
+    def num_relations(self) -> int:
+        """How many relations there are, inverses not counted."""
+        return self.vocab.num_relations
+
+    def triples(self, split: str) -> np.ndarray:
+        """The ids of a split as an (n, 3) int64 array: head, relation, tail."""
+        # int64 and not the columns' int32: products of ids, which index pairs and triples, stay in range.
+        table = self[split].with_format("arrow")[:]
+        return np.stack([table[column].to_numpy() for column in COLUMNS], axis=1, dtype=np.int64)
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{split} {len(dataset):,}" for split, dataset in self.items())
+        return (
+            f"KnowledgeGraph({self.name}: {self.num_entities:,} entities, {self.num_relations:,} relations; {sizes})"
+        )
+
+
+def load_kg(
+    name_or_path: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> KnowledgeGraph:
+    """A knowledge graph: a built-in one by its name, a folder of train/valid/test files, or a dataset on the Hub.
+
+        kg = load_kg("countries")                 # also countries-s1, countries-s2, countries-s3
+        kg = load_kg("data/UMLS")                 # train, valid, test as .txt .tsv .csv .nt .parquet, also .gz
+        kg = load_kg("user/dataset", revision=…)  # three columns of text: head, relation, tail
+
+    Entities and relations are numbered as they first occur in train, then validation, then test. Triples that occur
+    twice and triples of validation or test that are also in train are kept as they are, and warned of.
+    """
+    path = Path(name_or_path).expanduser()
+    if isinstance(name_or_path, str) and name_or_path.lower() in COUNTRIES:
+        return _number(_countries(COUNTRIES[name_or_path.lower()]), name_or_path.lower())
+    if path.is_file():
+        raise ValueError(f"{path} is a file. Expected the folder that holds the train, valid and test files.")
+    if path.is_dir() and any(_split_files(path).values()):
+        return _number(_folder(path), path.resolve().name)
+    source = str(path.resolve() if path.is_dir() else name_or_path)
+    return _number(_dataset(source, revision, cache_dir), path.name if path.is_dir() else source)
+
+
+def _countries(task: int) -> dict[str, Triples]:
+    """The Countries tasks of Bouchard et al. (2015): in which region does a country of validation or test lie?
+
+    S1 hides this fact itself, S2 also the country's subregion, S3 also the regions of its neighbours.
+    """
+    text = files("aswa_hf.kge").joinpath("countries.tsv").read_text(encoding="utf-8")
+    rows = [line.split("\t") for line in text.splitlines()[1:]]
+    hidden = {country for country, _, _, split, _ in rows if split != "train"}
+    near = {other for country, *_, neighbors in rows if country in hidden for other in neighbors.split()}
+    facts: dict[str, list[tuple[str, str, str]]] = {split: [] for split in SPLITS}
+    facts["train"] += sorted({(subregion, "locatedin", region) for _, subregion, region, *_ in rows})
+    for country, subregion, region, split, neighbors in rows:
+        if task < 2 or country not in hidden:
+            facts["train"].append((country, "locatedin", subregion))
+        if country in hidden or task < 3 or country not in near:
+            facts[split].append((country, "locatedin", region))
+        facts["train"] += [(country, "neighbor", other) for other in neighbors.split()]
+    return {
+        split: from_table(pa.table(dict(zip(COLUMNS, zip(*triples, strict=True), strict=True))), split)
+        for split, triples in facts.items()
+    }
+
+
+def _split_files(folder: Path) -> dict[str, list[Path]]:
+    """The files of each split that a folder holds, by their names."""
+    found: dict[str, list[Path]] = {split: [] for split in SPLITS}
+    for file in sorted(folder.iterdir()):
+        stem, dot, suffix = file.name.lower().removesuffix(".gz").partition(".")
+        for split, names in SPLITS.items():
+            if stem in names and dot + suffix in SUFFIXES and file.is_file():
+                found[split].append(file)
+    return found
+
+
+def _folder(folder: Path) -> dict[str, Triples]:
+    found = _split_files(folder)
+    for split, paths in found.items():
+        if not paths:
+            raise FileNotFoundError(
+                f"{folder} has no file of the {split} split. Expected {' or '.join(SPLITS[split])} with the ending "
+                f"{', '.join(SUFFIXES)}, each also with .gz; it holds {', '.join(sorted(os.listdir(folder)))}."
+            )
+        if len(paths) > 1:
+            raise ValueError(
+                f"{folder} has several files of the {split} split: {', '.join(path.name for path in paths)}. Keep one."
+            )
+    return {split: read_triples(path) for split, (path,) in found.items()}
+
+
+def _dataset(name: str, revision: str | None, cache_dir: str | os.PathLike[str] | None) -> dict[str, Triples]:
+    """The splits of a dataset on the Hub, or of a folder that is laid out like one."""
+    try:
+        loaded = datasets.load_dataset(name, revision=revision, cache_dir=cache_dir and str(cache_dir))
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        raise ValueError(
+            f"Found no knowledge graph {name!r}. Expected a built-in one ({', '.join(COUNTRIES)}), a folder with "
+            f"train, valid and test files ({', '.join(SUFFIXES)}), or a dataset on the Hub ({error})."
+        ) from error
+    found = {}
+    for split, names in SPLITS.items():
+        chosen = next((alias for alias in names if alias in loaded), None)
+        if chosen is None:
+            raise ValueError(
+                f"The dataset {name} has the splits {', '.join(loaded)}, and none for {split}. Expected one called "
+                f"{' or '.join(names)}."
+            )
+        found[split] = from_table(loaded[chosen].with_format("arrow")[:], f"{name}, split {chosen}")
+    return found
+
+
+def _number(splits: Mapping[str, Triples], name: str) -> KnowledgeGraph:
+    """Replaces the labels by ids, and reports what is odd about the triples."""
+    parts = splits.values()
+    relation_labels, relations = _encode([part.relations for part in parts])
+    entity_labels, codes = _encode([part.heads for part in parts] + [part.tails for part in parts])
+    ends = codes.reshape(2, -1)
+    # These codes number all heads before all tails; the head and the tail of a triple shall follow each other.
+    first = np.empty(len(entity_labels), dtype=np.int64)
+    in_order = ends.T.ravel()
+    first[in_order[::-1]] = np.arange(len(in_order))[::-1]  # of repeated places, the last assignment stays
+    order = np.argsort(first)
+    ids = np.empty(len(order), dtype=np.int32)
+    ids[order] = np.arange(len(order), dtype=np.int32)
+
+    vocab = KGVocab(entity_labels.take(pa.array(order)).to_pylist(), relation_labels.to_pylist())
+    triples = np.stack([ids[ends[0]], relations, ids[ends[1]]])
+    borders = np.cumsum([len(part) for part in parts])[:-1]
+    by_split = dict(zip(splits, np.split(triples, borders, axis=1), strict=True))
+    _report_repetitions(splits, by_split, vocab)
+    data = {
+        split: Dataset(pa.table(dict(zip(COLUMNS, map(pa.array, columns), strict=True))))
+        for split, columns in by_split.items()
+    }
+    return KnowledgeGraph(data, vocab=vocab, name=name, unseen=_unseen(by_split, vocab, name))
+
+
+def _encode(columns: list[Any]) -> tuple[Any, np.ndarray]:
+    """The distinct labels of some columns in order of their first occurrence, and the position of each label there."""
+    chunks = [chunk for column in columns for chunk in getattr(column, "chunks", [column])]
+    encoded = pa.chunked_array(chunks, type=pa.string()).dictionary_encode().unify_dictionaries()
+    codes = np.concatenate([chunk.indices.to_numpy() for chunk in encoded.chunks])
+    return encoded.chunk(0).dictionary, codes.astype(np.int32, copy=False)
+
+
+def _report_repetitions(splits: Mapping[str, Triples], ids: Mapping[str, np.ndarray], vocab: KGVocab) -> None:
+    """Warns of triples that occur twice in a split, and of triples of one split in a split it should not know."""
+    heads, relations, tails = np.concatenate(list(ids.values()), axis=1).astype(np.int64)
+    queries = heads * vocab.num_relations + relations
+    if vocab.num_entities**2 * vocab.num_relations >= 2**63:
+        queries = np.unique(queries, return_inverse=True)[1]
+    keys = queries * vocab.num_entities + tails
+    keys_of = dict(zip(ids, np.split(keys, np.cumsum([part.shape[1] for part in ids.values()])[:-1]), strict=True))
+
+    def label(split: str, row: int) -> str:
+        head, relation, tail = ids[split][:, row]
+        return f"({vocab.entities[head]}, {vocab.relations[relation]}, {vocab.entities[tail]})"
+
+    for split, own in keys_of.items():
+        again = _repeated(own)
+        if len(again):
+            warn_caller(
+                f"{split} holds {len(again):,} repetitions of earlier triples, the first at "
+                f"{splits[split].where(again[0])}: {label(split, again[0])}. They are kept; remove them if they "
+                "should not count twice."
+            )
+    for known, split in (("train", "validation"), ("train", "test"), ("validation", "test")):
+        leaked = np.flatnonzero(_among(keys_of[split], keys_of[known]))
+        if len(leaked):
+            warn_caller(
+                f"{len(leaked):,} of the {len(keys_of[split]):,} triples of {split} are also in {known}, the first at "
+                f"{splits[split].where(leaked[0])}: {label(split, leaked[0])}. They are kept, and make the scores of "
+                f"{split} too good; remove them from one of the two."
+            )
+
+
+def _repeated(keys: np.ndarray) -> np.ndarray:
+    """The places, in ascending order, of keys that occur before."""
+    # np.unique is not used on the keys: its hash table is many times slower than a sort where keys are evenly spaced.
+    if not (np.diff(np.sort(keys)) == 0).any():
+        return np.empty(0, dtype=np.int64)
+    order = np.argsort(keys, kind="stable")
+    return np.sort(order[1:][np.diff(keys[order]) == 0])
+
+
+def _among(keys: np.ndarray, known: np.ndarray) -> np.ndarray:
+    known = np.sort(known)
+    return known[np.searchsorted(known, keys).clip(max=len(known) - 1)] == keys
+
+
+def _unseen(ids: Mapping[str, np.ndarray], vocab: KGVocab, name: str) -> dict[str, dict[str, int]]:
+    """How many entities and relations of validation and test are not in train, and how many triples hold one."""
+    heads, relations, tails = ids["train"]
+    new_entity, new_relation = np.ones(vocab.num_entities, dtype=bool), np.ones(vocab.num_relations, dtype=bool)
+    new_entity[heads] = new_entity[tails] = new_relation[relations] = False
+    unseen = {}
+    for split in ("validation", "test"):
+        heads, relations, tails = ids[split]
+        unseen[split] = {
+            "entities": len(np.unique(np.concatenate([heads[new_entity[heads]], tails[new_entity[tails]]]))),
+            "relations": len(np.unique(relations[new_relation[relations]])),
+            "triples": int((new_entity[heads] | new_relation[relations] | new_entity[tails]).sum()),
+        }
+    if any(counts["triples"] for counts in unseen.values()):
+        found = "; ".join(
+            f"{split}: {counts['entities']:,} entities and {counts['relations']:,} relations in {counts['triples']:,} "
+            "triples"
+            for split, counts in unseen.items()
+        )
+        warn_caller(
+            f"{name} holds labels that do not occur in train ({found}). They are kept, and nothing trains them."
+        )
+    return unseen
