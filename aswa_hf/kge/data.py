@@ -21,6 +21,10 @@ __all__ = ["KGVocab", "KnowledgeGraph", "load_kg"]
 
 SPLITS = {"train": ("train",), "validation": ("validation", "valid", "dev", "val"), "test": ("test",)}
 COUNTRIES = {"countries": 1, "countries-s1": 1, "countries-s2": 2, "countries-s3": 3}
+_NOT_FOUND = (
+    f"Found no knowledge graph {{!r}}. Expected a built-in one ({', '.join(COUNTRIES)}), a folder with train, valid and "
+    f"test files ({', '.join(SUFFIXES)}), or a dataset on the Hub ({{}})."
+)
 
 
 class KnowledgeGraph(DatasetDict):
@@ -75,6 +79,8 @@ def load_kg(
     Entities and relations are numbered as they first occur in train, then validation, then test. Triples that occur
     twice and triples of validation or test that are also in train are kept as they are, and warned of.
     """
+    if not os.fspath(name_or_path):
+        raise ValueError(_NOT_FOUND.format(name_or_path, "an empty name"))
     path = Path(name_or_path).expanduser()
     if isinstance(name_or_path, str) and name_or_path.lower() in COUNTRIES:
         return _number(_countries(COUNTRIES[name_or_path.lower()]), name_or_path.lower())
@@ -82,8 +88,9 @@ def load_kg(
         raise ValueError(f"{path} is a file. Expected the folder that holds the train, valid and test files.")
     if path.is_dir() and any(_split_files(path).values()):
         return _number(_folder(path), path.resolve().name)
-    source = str(path.resolve() if path.is_dir() else name_or_path)
-    return _number(_dataset(source, revision, cache_dir), path.name if path.is_dir() else source)
+    if path.is_dir():
+        return _number(_dataset(str(path), revision, cache_dir), path.resolve().name)
+    return _number(_dataset(str(name_or_path), revision, cache_dir), str(name_or_path))
 
 
 def _countries(task: int) -> dict[str, Triples]:
@@ -140,10 +147,7 @@ def _dataset(name: str, revision: str | None, cache_dir: str | os.PathLike[str] 
     try:
         loaded = datasets.load_dataset(name, revision=revision, cache_dir=cache_dir and str(cache_dir))
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        raise ValueError(
-            f"Found no knowledge graph {name!r}. Expected a built-in one ({', '.join(COUNTRIES)}), a folder with "
-            f"train, valid and test files ({', '.join(SUFFIXES)}), or a dataset on the Hub ({error})."
-        ) from error
+        raise ValueError(_NOT_FOUND.format(name, error)) from error
     found = {}
     for split, names in SPLITS.items():
         chosen = next((alias for alias in names if alias in loaded), None)

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -37,7 +37,7 @@ SEPARATORS = {".txt": "\t ,;|", ".tsv": "\t", ".csv": ",;\t|"}
 NAMES = {"\t": "tab", " ": "space", ",": "comma", ";": "semicolon", "|": "bar"}
 BLOCK = 1 << 24  # bytes that one thread parses at a time; no line may be longer
 SUFFIXES = (*SEPARATORS, ".nt", ".parquet")
-# A resource, a blank node or, as a tail, a literal: "text", "text"@en, "1"^^<type>. The standard also allows dots in the
+# A resource, a blank node or, as a tail, a literal: "text", "text"@en, "1"^^<type>. The standard also allows dots in
 # names of blank nodes; without them every character tells what follows, which makes matching three times faster.
 NT_LINE = (
     r"^\s*(?P<head><[^<>]*>|_:[^\s.]+)\s+(?P<relation><[^<>]*>)\s+"
@@ -144,25 +144,23 @@ def _text(data: bytes, path: Path) -> bytes:
 
 def _separated(text: bytes, path: Path, suffix: str) -> Triples:
     """Lines of three fields. Quotes mean something in .csv alone; `#`, `NA` and empty fields mean nothing anywhere."""
-    numbers = _line_numbers(text)
-    text = text.lstrip(b"\n")
-    first, _, rest = text.partition(b"\n")
-    start = first.decode()
+    start = text.lstrip(b"\n").partition(b"\n")[0].decode()
     separator = next((s for s in SEPARATORS[suffix] if len(_split(start, s, suffix)) == 3), None)
     separator = separator or next((s for s in SEPARATORS[suffix] if s in start), SEPARATORS[suffix][0])
-    names = [field.strip().lower() for field in _split(start, separator, suffix)]
-    if any(set(scheme) <= set(names) for scheme in SCHEMES):
-        text, numbers = rest, numbers[1:]
-        if not rest.strip():
-            raise ValueError(f"{path} has a header and nothing else. Expected a triple in every line after it.")
-        if len(set(names)) < len(names):
-            raise ValueError(f"{path}, line {numbers[0] - 1} names a column twice: {start!r}. Rename or remove one.")
-    else:
-        names = [*COLUMNS]
     if separator == " ":
         text = re.sub(rb"(?m)^ +| +$", b"", re.sub(rb"  +", b" ", text))
+    numbers = _line_numbers(text)
+    names = [field.strip(' "').lower() for field in _split(start, separator, suffix)]
+    if any(set(scheme) <= set(names) for scheme in SCHEMES):
+        if len(set(names)) < len(names):
+            raise ValueError(f"{path}, line {numbers[0]} names a column twice: {start!r}. Rename or remove one.")
+        text, numbers = text.lstrip(b"\n").partition(b"\n")[2], numbers[1:]
+        if not text.strip():
+            raise ValueError(f"{path} has a header and nothing else. Expected a triple in every line after it.")
+    else:
+        names = [*COLUMNS]
     if suffix == ".txt" and separator != "\t" and b"\t" in text:
-        _complain(text, path, numbers, separator, suffix, len(names))
+        raise _complaint(text, path, numbers, separator, suffix, len(names))
     try:
         table = pyarrow.csv.read_csv(
             pa.BufferReader(text),
@@ -175,7 +173,7 @@ def _separated(text: bytes, path: Path, suffix: str) -> Triples:
             pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False),
         )
     except pa.ArrowInvalid as error:
-        _complain(text, path, numbers, separator, suffix, len(names), error)
+        raise _complaint(text, path, numbers, separator, suffix, len(names), error) from None
     triples = from_table(table, str(path))
     # A quoted field of a .csv may run over several lines: then only the rows can be counted.
     return triples if len(numbers) != len(triples) else replace(triples, unit="line", numbers=numbers)
@@ -224,28 +222,28 @@ def _split(line: str, separator: str, suffix: str) -> list[str]:
     return line.split() if separator == " " else line.split(separator)
 
 
-def _complain(
+def _complaint(
     text: bytes, path: Path, numbers: np.ndarray, separator: str, suffix: str, expected: int, reason: object = ""
-) -> NoReturn:
+) -> ValueError:
     """Finds the line that cannot be read, now that there is one, and says what is wrong with it."""
     lines = [line for line in text.decode().split("\n") if line]
     for number, line in zip(numbers, lines, strict=True):
         fields = len(_split(line, separator, suffix))
-        other = [s for s in NAMES if s != separator and s in line and len(_split(line, s, suffix)) == expected]
-        if suffix == ".txt" and separator != "\t" and "\t" in line:
-            other = ["\t"]
-        elif fields == expected:
+        tab = suffix == ".txt" and separator != "\t" and "\t" in line
+        if fields == expected and not tab:
             continue
+        others = [s for s in NAMES if s != separator and s in line and len(_split(line, s, suffix)) == expected]
+        other = "\t" if tab else next(iter(others), None)
         if other:
-            raise ValueError(
-                f"{path}, line {number} has another separator ({NAMES[other[0]]}) than the first line "
-                f"({NAMES[separator]}): {_short(line)}. Use one separator in the whole file."
+            return ValueError(
+                f"{path}, line {number} is separated by {NAMES[other]} where "
+                f"{NAMES[separator]} is expected: {_short(line)}. Use one separator in the whole file."
             )
-        raise ValueError(
+        return ValueError(
             f"{path}, line {number} has {fields} field{'s' * (fields != 1)} separated by {NAMES[separator]}, expected "
             f"{expected} (head, relation, tail): {_short(line)}. Mend or remove the line."
         )
-    raise ValueError(f"{path} cannot be read: {reason}. Expected a triple in every line: head, relation and tail.")
+    return ValueError(f"{path} cannot be read: {reason}. Expected a triple in every line: head, relation and tail.")
 
 
 def _short(line: str) -> str:

@@ -112,7 +112,7 @@ class _Index:
         try:
             wanted = labels if isinstance(labels, (pa.Array, pa.ChunkedArray)) else pa.array(labels)
             found = pc.index_in(wanted.cast(pa.string()), value_set=self.array)
-        except pa.ArrowException as error:
+        except (pa.ArrowException, TypeError) as error:
             raise TypeError(f"Expected a list of {self.kind} labels ({error}).") from None
         if found.null_count:
             label = wanted[pc.index(found.is_null(), True).as_py()].as_py()
