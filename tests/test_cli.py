@@ -5,13 +5,34 @@ import os
 import subprocess
 import sys
 
+import pytest
+
+from aswa_hf.cli import main
 from aswa_hf.trajectory import load_trajectories
 
 
 def run(*arguments, cwd):
+    """A command as a process of its own."""
     environment = os.environ | {"COLUMNS": "120", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "aswa_hf.cli", *arguments]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)
+
+
+@pytest.fixture
+def run_here(tmp_path, monkeypatch, capsys):
+    """A command in this process, which saves the seconds that importing takes: exit status, output, errors."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["aswa-hf", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        status, message = (1, ended.value.code) if isinstance(ended.value.code, str) else (ended.value.code, "")
+        return status or 0, printed.out, printed.err + message
+
+    return call
 
 
 def test_demo_prints_a_table_and_writes_trajectory_and_picture(tmp_path):
@@ -50,3 +71,47 @@ def test_bad_input_is_one_line_and_a_failing_exit_status(tmp_path):
 def test_help_shows_an_example(tmp_path):
     assert "aswa-hf demo --epochs 20" in run("demo", "--help", cwd=tmp_path).stdout
     assert "demo" in run(cwd=tmp_path).stdout
+
+
+def test_a_link_predictor_is_trained_evaluated_asked_and_resumed(run_here, tmp_path):
+    train = ("train", "kge", "--dataset", "countries", "--model", "keci", "--dim", "16", "--output-dir", "run")
+    status, output, errors = run_here(*train, "--epochs", "20")
+    assert status == 0, errors
+    folder = tmp_path / "run"
+    results = json.loads((folder / "results.json").read_text())
+    assert set(results["strategies"]) == {"aswa", "swa", "ema", "best", "last"}
+    assert results["command"] == "aswa-hf " + " ".join([*train, "--epochs", "20"])
+    for file in ("aswa_trajectory.json", "trajectory.png", "train.log", "entities.json", "model.safetensors"):
+        assert (folder / file).exists(), file
+    assert f"{results['strategies']['aswa']['test']['mrr']:.4f}" in output
+
+    # The weights at the root of the folder are the ensemble's.
+    _, output, _ = run_here("evaluate", "run", "--dataset", "countries", "--json")
+    assert json.loads(output) == pytest.approx(results["strategies"]["aswa"]["test"])
+    _, output, _ = run_here("predict", "run", "--head", "france", "--relation", "locatedin", "-k", "3", "--json")
+    answers = json.loads(output)
+    assert [answer["rank"] for answer in answers] == [1, 2, 3]
+    assert answers[0]["score"] >= answers[1]["score"] >= answers[2]["score"]
+
+    status, _, errors = run_here(*train, "--epochs", "20")
+    assert (status, "run holds a run already" in errors) == (1, True)
+    status, _, errors = run_here(*train, "--epochs", "24", "--resume")
+    assert status == 0, errors
+    trajectories, _ = load_trajectories(folder / "aswa_trajectory.json")
+    assert len(trajectories["aswa"]) == 24
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("train kge --dataset nowhere --output-dir a", "nowhere"),
+        ("train kge --dataset countries --model transe --output-dir b", "must be one of distmult"),
+        ("train kge --dataset countries --output-dir c --resume", "no checkpoint in c"),
+        ("predict nothing --head france --relation locatedin", "nothing"),
+    ],
+)
+def test_wrong_questions_are_one_line(arguments, message, run_here):
+    status, _, errors = run_here(*arguments.split())
+    assert status == 1
+    assert message in errors.strip().splitlines()[-1]
+    assert errors.strip().splitlines()[-1].startswith("aswa-hf: ")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
 
 from aswa_hf.cli.demo import demo
+from aswa_hf.cli.evaluate import evaluate
+from aswa_hf.cli.predict import predict
+from aswa_hf.cli.train import train
 
 app = typer.Typer(
     help="Better weights from the training run you already do: Adaptive Stochastic Weight Averaging.",
@@ -15,18 +19,18 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.command()(demo)
-
-
-@app.callback()
-def _commands() -> None:
-    """Keeps `aswa-hf demo` a subcommand while there is only one."""
+app.add_typer(train, name="train")
+app.command()(evaluate)
+app.command()(predict)
 
 
 def main() -> None:
     """Runs a command; bad input is one line on standard error and a non-zero exit status."""
+    # The library's own bars for every file it reads or writes; a run has a bar of its own.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         app()
     except KeyboardInterrupt:
         sys.exit("aswa-hf: interrupted")
     except (ValueError, TypeError, OSError) as error:
-        sys.exit(f"aswa-hf: {error}")
+        sys.exit(f"aswa-hf: {' '.join(str(error).split())}")

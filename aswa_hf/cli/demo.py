@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from transformers import Trainer
 
     from aswa_hf.strategy import Strategy
@@ -41,12 +38,13 @@ def demo(
     """
     from rich.console import Console
 
+    from aswa_hf.cli.progress import narrated
     from aswa_hf.trajectory import plot_trajectories, save_trajectories
 
     console = Console()
     trainer, callback, test_set = _prepare(model, epochs, seed, output_dir)
     console.print(f"Training [bold]{model}[/bold] on handwritten digits, {epochs} epochs:")
-    with _narrated(trainer, callback, console):
+    with narrated(trainer, callback, console):
         trainer.train()
 
     strategies, scores = callback.strategies, {}
@@ -111,38 +109,6 @@ def _prepare(model: str, epochs: int, seed: int, output_dir: Path) -> tuple[Trai
     callback = ASWACallback(trainer, metric="accuracy", strategies=STRATEGIES)
     trainer.add_callback(callback)
     return trainer, callback, digits["test"]
-
-
-@contextmanager
-def _narrated(trainer: Trainer, callback: ASWACallback, console: Console) -> Iterator[None]:
-    """Shows a progress bar and a line for every decision instead of the Trainer's own output."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-    from transformers import PrinterCallback, TrainerCallback
-
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    progress = Progress(*columns, console=console, transient=True)
-    colors = {"init": "blue", "soft": "green", "hard": "yellow", "reject": "red"}
-
-    class Narrator(TrainerCallback):
-        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            progress.add_task("steps", total=state.max_steps)
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            progress.update(progress.task_ids[0], completed=state.global_step)
-
-        def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            record = callback.strategies["aswa"].trajectory[-1]
-            decision = record.decision.value
-            progress.console.print(
-                f"epoch {record.index + 1:3d}   running {100 * (record.running_score or 0):6.2f}   "
-                f"ensemble {100 * (record.score or 0):6.2f}   [{colors[decision]}]{decision}[/]"
-            )
-
-    trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(Narrator())
-    with progress:
-        yield
-    trainer.remove_callback(Narrator)
 
 
 def _table(strategies: dict[str, Strategy], test: dict[str, float]) -> Any:

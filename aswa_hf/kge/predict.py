@@ -41,7 +41,13 @@ class LinkPredictor:
     @classmethod
     def from_pretrained(cls, path_or_repo: Any, *, kg: KnowledgeGraph | None = None, **options: Any) -> LinkPredictor:
         """Loads model and vocabulary from a folder or a Hub repository (`revision=`, `token=`, …)."""
-        model = KGEModel.from_pretrained(path_or_repo, **options)
+        try:
+            model = KGEModel.from_pretrained(path_or_repo, **options)
+        except OSError as error:
+            raise OSError(
+                f"Found no link predictor at {str(path_or_repo)!r}: neither a folder with a saved model nor a Hub "
+                f"repository ({error})"
+            ) from error
         return cls(model, KGVocab.from_pretrained(path_or_repo, **options), kg)
 
     @torch.no_grad()

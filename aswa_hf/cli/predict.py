@@ -1,0 +1,30 @@
+"""`aswa-hf predict`: questions to a trained link predictor."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def predict(
+    model: Annotated[str, typer.Argument(help="A run folder, a saved model or a Hub repository.")],
+    head: Annotated[str | None, typer.Option(help="Ask for tails of (head, relation, ?).")] = None,
+    relation: Annotated[str | None, typer.Option(help="The relation of the question.")] = None,
+    tail: Annotated[str | None, typer.Option(help="Ask for heads of (?, relation, tail).")] = None,
+    k: Annotated[int, typer.Option("--k", "-k", min=1, help="How many answers.")] = 10,
+    known: Annotated[str | None, typer.Option(help="A graph (as for train) whose triples are left out.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
+) -> None:
+    """Answer (head, relation, ?) or (?, relation, tail) with the most likely entities.
+
+    Example: `aswa-hf predict runs/countries --head france --relation locatedin -k 3`
+    """
+    from aswa_hf.kge import LinkPredictor, load_kg
+
+    predictor = LinkPredictor.from_pretrained(model, kg=load_kg(known) if known else None)
+    answers = predictor.predict(head, relation, tail, k=k, exclude_known=known is not None)
+    if as_json:
+        typer.echo(answers.to_json(orient="records"))
+    else:
+        typer.echo(answers.to_string(index=False, float_format="%.4f"))

@@ -1,0 +1,53 @@
+"""What a training run shows in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from transformers import PrinterCallback, Trainer, TrainerCallback
+
+from aswa_hf.strategy import Strategy
+from aswa_hf.trainer import ASWACallback
+
+
+@contextmanager
+def narrated(
+    trainer: Trainer, callback: ASWACallback, console: Console, *, only_changes: bool = False
+) -> Iterator[None]:
+    """Shows a progress bar and a line for every decision (that changed something) instead of the Trainer's output."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    progress = Progress(*columns, console=console, transient=True)
+    width = len(str(int(trainer.args.num_train_epochs)))
+    colors = {"init": "blue", "soft": "green", "hard": "yellow", "reject": "red"}
+
+    def strategy() -> Strategy:
+        return callback.strategies.get("aswa") or next(iter(callback.strategies.values()))
+
+    class Narrator(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            progress.add_task("steps", total=state.max_steps)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            progress.update(progress.task_ids[0], completed=state.global_step)
+
+        def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            record = strategy().trajectory[-1]
+            decision = record.decision.value
+            if only_changes and decision == "reject":
+                return
+            progress.console.print(
+                f"epoch {record.index + 1:{width}d}   running {100 * (record.running_score or 0):6.2f}   "
+                f"ensemble {100 * (record.score or 0):6.2f}   [{colors[decision]}]{decision}[/]"
+            )
+
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(Narrator())
+    try:
+        with progress:
+            yield
+    finally:
+        trainer.remove_callback(Narrator)

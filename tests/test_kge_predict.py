@@ -1,0 +1,107 @@
+"""Questions asked with labels, checked against the model's own scores."""
+
+import numpy as np
+import pytest
+import torch
+from kge_graphs import random_graph
+
+from aswa_hf.kge import ComplEx, KGEConfig, KGVocab, LinkPredictor
+
+
+@pytest.fixture(params=[True, False], ids=["inverses", "no inverses"])
+def predictor(request, tmp_path):
+    kg = random_graph(tmp_path / "graph")
+    torch.manual_seed(0)
+    config = KGEConfig(
+        num_entities=kg.num_entities, num_relations=kg.num_relations, dim=8, inverse_relations=request.param
+    )
+    return LinkPredictor(ComplEx(config), kg.vocab, kg)
+
+
+def plain_scores(predictor, head=None, relation=None, tail=None):
+    """The score of every entity in the open place, one triple at a time."""
+    model, vocab = predictor.model, predictor.vocab
+    r = vocab.relation_id(relation)
+    found = {}
+    for candidate in vocab.entities:
+        h, t = vocab.entity_id(head or candidate), vocab.entity_id(tail or candidate)
+        triple = (t, r + vocab.num_relations, h) if head is None and model.config.inverse_relations else (h, r, t)
+        with torch.no_grad():
+            found[candidate] = model.score(*(torch.tensor([x]) for x in triple)).item()
+    return found
+
+
+@pytest.mark.parametrize("question", [{"head": "e3", "relation": "r1"}, {"relation": "r2", "tail": "e5"}])
+def test_the_best_answers_in_order_with_their_scores(predictor, question):
+    expected = sorted(plain_scores(predictor, **question).items(), key=lambda item: -item[1])[:4]
+    answers = predictor.predict(**question, k=4)
+    open_place = "tail" if "head" in question else "head"
+    assert answers[open_place].tolist() == [label for label, _ in expected]
+    assert answers["score"].tolist() == pytest.approx([score for _, score in expected], rel=1e-5)
+    assert answers["rank"].tolist() == [1, 2, 3, 4]
+    for place, label in question.items():
+        assert set(answers[place]) == {label}
+
+
+def test_several_questions_at_once_are_the_single_ones(predictor):
+    together = predictor.predict(head=["e0", "e7"], relation="r0", k=3)
+    apart = [predictor.predict(head=head, relation="r0", k=3) for head in ("e0", "e7")]
+    assert together["tail"].tolist() == [*apart[0]["tail"], *apart[1]["tail"]]
+    assert together["head"].tolist() == ["e0"] * 3 + ["e7"] * 3
+    with pytest.raises(ValueError, match=r"one length, got \[2, 3\]"):
+        predictor.predict(head=["e0", "e7"], relation=["r0", "r1", "r2"])
+
+
+def test_candidates_and_known_answers_limit_what_comes_back(predictor):
+    scores = plain_scores(predictor, head="e1", relation="r1")
+    chosen = ["e9", "e2", "e4"]
+    answers = predictor.predict(head="e1", relation="r1", candidates=chosen)
+    assert answers["tail"].tolist() == sorted(chosen, key=lambda label: -scores[label])
+
+    vocab, kg = predictor.vocab, predictor.kg
+    for question, given, place in (({"head": "e1"}, 0, 2), ({"tail": "e2"}, 2, 0)):
+        triples = np.concatenate([kg.triples(split) for split in kg])
+        rows = (triples[:, given] == vocab.entity_id(*question.values())) & (triples[:, 1] == vocab.relation_id("r1"))
+        known = {vocab.entities[i] for i in triples[rows, place]}
+        answers = predictor.predict(**question, relation="r1", k=100, exclude_known=True)
+        assert set(answers["tail" if place == 2 else "head"]) == set(vocab.entities) - known
+        assert known
+    without_graph = LinkPredictor(predictor.model, vocab)
+    with pytest.raises(ValueError, match=r"needs the known triples.*kg=load_kg"):
+        without_graph.predict(head="e1", relation="r1", exclude_known=True)
+
+
+def test_scores_of_triples_and_nearest_entities(predictor):
+    expected = plain_scores(predictor, head="e1", relation="r1")
+    assert predictor.score("e1", "r1", "e6") == pytest.approx(expected["e6"], rel=1e-5)
+    assert predictor.score("e1", "r1", ["e6", "e0"]) == pytest.approx([expected["e6"], expected["e0"]], rel=1e-5)
+
+    with torch.no_grad():
+        table = predictor.model.entity_embeddings.weight
+        table[predictor.vocab.entity_id("e2")] = 3 * table[predictor.vocab.entity_id("e8")]
+    nearest = predictor.nearest("e8", k=2)
+    assert nearest["entity"][0] == "e2"
+    assert nearest["similarity"][0] == pytest.approx(1)
+    assert "e8" not in set(nearest["entity"])
+
+
+def test_saved_and_loaded_with_its_vocabulary(predictor, tmp_path):
+    predictor.model.save_pretrained(tmp_path / "saved")
+    predictor.vocab.save_pretrained(tmp_path / "saved")
+    loaded = LinkPredictor.from_pretrained(tmp_path / "saved")
+    question = {"head": "e3", "relation": "r1"}
+    assert loaded.predict(**question).equals(predictor.predict(**question))
+
+
+def test_what_cannot_be_asked(predictor):
+    with pytest.raises(ValueError, match=r"Unknown entity 'e99'\. Did you mean"):
+        predictor.predict(head="e99", relation="r1")
+    with pytest.raises(ValueError, match="Unknown relation 'R1'"):
+        predictor.predict(head="e1", relation="R1")
+    for question in ({"head": "e1"}, {"relation": "r1"}, {"head": "e1", "relation": "r1", "tail": "e2"}):
+        with pytest.raises(ValueError, match="Ask for tails with head= and relation="):
+            predictor.predict(**question)
+    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
+        predictor.predict(head="e1", relation="r1", k=0)
+    with pytest.raises(ValueError, match="do not belong together"):
+        LinkPredictor(predictor.model, KGVocab(["a"], ["b"]))
