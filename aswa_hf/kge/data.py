@@ -22,8 +22,8 @@ __all__ = ["KGVocab", "KnowledgeGraph", "load_kg"]
 SPLITS = {"train": ("train",), "validation": ("validation", "valid", "dev", "val"), "test": ("test",)}
 COUNTRIES = {"countries": 1, "countries-s1": 1, "countries-s2": 2, "countries-s3": 3}
 _NOT_FOUND = (
-    f"Found no knowledge graph {{!r}}. Expected a built-in one ({', '.join(COUNTRIES)}), a folder with train, valid and "
-    f"test files ({', '.join(SUFFIXES)}), or a dataset on the Hub ({{}})."
+    f"Found no knowledge graph {{!r}}. Expected a built-in one ({', '.join(COUNTRIES)}), a folder with train, valid "
+    f"and test files ({', '.join(SUFFIXES)}), or a dataset on the Hub ({{}})."
 )
 
 
@@ -79,13 +79,14 @@ def load_kg(
     Entities and relations are numbered as they first occur in train, then validation, then test. Triples that occur
     twice and triples of validation or test that are also in train are kept as they are, and warned of.
     """
-    if not os.fspath(name_or_path):
-        raise ValueError(_NOT_FOUND.format(name_or_path, "an empty name"))
     path = Path(name_or_path).expanduser()
     if isinstance(name_or_path, str) and name_or_path.lower() in COUNTRIES:
         return _number(_countries(COUNTRIES[name_or_path.lower()]), name_or_path.lower())
     if path.is_file():
         raise ValueError(f"{path} is a file. Expected the folder that holds the train, valid and test files.")
+    if not os.fspath(name_or_path) or (not path.is_dir() and (path.is_absolute() or len(path.parts) > 2)):
+        # The Hub would be asked, five times, for what cannot be there.
+        raise ValueError(_NOT_FOUND.format(str(name_or_path), "there is no such folder"))
     if path.is_dir() and any(_split_files(path).values()):
         return _number(_folder(path), path.resolve().name)
     if path.is_dir():
