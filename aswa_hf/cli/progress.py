@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -16,9 +16,9 @@ from aswa_hf.trainer import ASWACallback
 
 @contextmanager
 def narrated(
-    trainer: Trainer, callback: ASWACallback, console: Console, *, only_changes: bool = False
+    trainer: Trainer, callback: ASWACallback, console: Console, *, show: Literal["all", "changes", "none"] = "all"
 ) -> Iterator[None]:
-    """Shows a progress bar and a line for every decision (that changed something) instead of the Trainer's output."""
+    """Shows a progress bar and a line for every decision, or every change, instead of the Trainer's own output."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     progress = Progress(*columns, console=console, transient=True)
     width = len(str(int(trainer.args.num_train_epochs)))
@@ -37,7 +37,7 @@ def narrated(
         def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             record = strategy().trajectory[-1]
             decision = record.decision.value
-            if only_changes and decision == "reject":
+            if show == "none" or (show == "changes" and decision == "reject"):
                 return
             progress.console.print(
                 f"epoch {record.index + 1:{width}d}   running {100 * (record.running_score or 0):6.2f}   "
@@ -51,3 +51,13 @@ def narrated(
             yield
     finally:
         trainer.remove_callback(Narrator)
+
+
+def story(strategy: Strategy) -> str:
+    """What a run decided, in a sentence."""
+    decisions = [decision.value for decision in strategy.trajectory.decisions]
+    return (
+        f"ASWA decided {len(decisions)} times: {decisions.count('soft')} soft, {decisions.count('hard')} hard, "
+        f"{decisions.count('reject')} rejected; {strategy.members} of {len(decisions)} snapshots are in the final "
+        "weights."
+    )

@@ -67,7 +67,7 @@ def train_kge(
     trainer.add_callback(_LogFile(output_dir / LOG))
 
     start = time.perf_counter()
-    with narrated(trainer, callback, console, only_changes=True):
+    with narrated(trainer, callback, console, show="changes"):
         trainer.train(resume_from_checkpoint=checkpoint)
     seconds = {"train": time.perf_counter() - start}
     trainer.save_model()

@@ -29,7 +29,8 @@ class TailsByQuery:
         if len(triples) == 0:
             return cls(heads, relations, np.zeros(1, dtype=np.int64), tails)
         width, depth = relations.max() + 1, tails.max() + 1
-        keys = np.unique((heads * width + relations) * depth + tails)
+        keys = np.sort((heads * width + relations) * depth + tails)  # np.unique takes a hundred times as long
+        keys = keys[np.diff(keys, prepend=-1) != 0]
         queries, tails = keys // depth, keys % depth
         first = np.flatnonzero(np.diff(queries, prepend=-1))
         return cls(queries[first] // width, queries[first] % width, np.append(first, len(keys)), tails)
