@@ -15,6 +15,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from aswa_hf.distributed import broadcast_from_rank_0, world_size
+
 # Pieces for weights whose dtype or device differs from the average's: small beside the weights, large beside a call.
 _CHUNK = 1 << 20
 
@@ -28,11 +30,6 @@ def unwrap(model: nn.Module) -> nn.Module:
             model = model._orig_mod  # type: ignore[assignment]
         else:
             return model
-
-
-def trainable_parameters(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters that training changes, by name; weights that share memory appear once."""
-    return {name: parameter.detach() for name, parameter in _tensors(model)[0].items()}
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
@@ -97,6 +94,11 @@ class WeightAverage:
             )
         if on_meta := next((name for name, p in parameters.items() if p.is_meta), None):
             raise ValueError(f"Parameter {on_meta!r} is on the meta device. Load the weights before averaging them.")
+        if sharded := next((name for name, p in parameters.items() if hasattr(p, "to_local")), None):
+            raise ValueError(
+                f"Parameter {sharded!r} is sharded over several devices, which is not supported. Use "
+                "DistributedDataParallel, where every process holds all weights."
+            )
 
     @property
     def is_empty(self) -> bool:
@@ -131,11 +133,22 @@ class WeightAverage:
             _copy_by_name(self.copied, copied)
 
     @torch.no_grad()
-    def copy_buffers(self) -> None:
-        """Takes over the buffers that are in the model now."""
+    def copy_buffers(self, buffers: Mapping[str, Tensor] | None = None) -> None:
+        """Takes over the buffers that are not averaged: those given, or those in the model now."""
         averaged, copied = self._running()
         self._check(averaged, copied)
-        _copy_by_name(self.copied, copied)
+        _copy_by_name(self.copied, copied if buffers is None else buffers)
+
+    def buffers_in_model(self) -> dict[str, Tensor]:
+        """A copy of the buffers in the model now, as far as they are not averaged."""
+        return {name: buffer.clone() for name, buffer in self._running()[1].items()}
+
+    def share_buffers(self) -> None:
+        """Rank 0's buffers on every rank: between two steps each rank has statistics of its own batches."""
+        if world_size() > 1 and not self.is_empty:
+            parameters, _ = _tensors(self.model)
+            ours = {name: tensor for name, tensor in self.averaged.items() if name not in parameters} | self.copied
+            broadcast_from_rank_0(ours.values())
 
     @contextmanager
     def lookahead(self, weight: float) -> Iterator[None]:
@@ -172,11 +185,16 @@ class WeightAverage:
         self._check(averaged, copied)
         _copy_by_name(averaged | copied, self.averaged | self.copied)
 
-    def load(self, averaged: Mapping[str, Tensor], copied: Mapping[str, Tensor]) -> None:
-        """Takes over saved tensors, after checking each against the model by name and shape."""
+    def check(self, averaged: Mapping[str, Tensor], copied: Mapping[str, Tensor]) -> None:
+        """Refuses saved tensors that differ from the model's in name or shape."""
         expected_averaged, expected_copied = self._running()
         _check_same_tensors(averaged, expected_averaged, "averaged weight")
         _check_same_tensors(copied, expected_copied, "buffer")
+
+    def load(self, averaged: Mapping[str, Tensor], copied: Mapping[str, Tensor]) -> None:
+        """Takes over saved tensors, after checking each against the model by name and shape."""
+        self.check(averaged, copied)
+        expected_averaged, expected_copied = self._running()
         new_averaged = {n: self._empty_for(t).copy_(averaged[n]) for n, t in expected_averaged.items()}
         new_copied = {n: torch.empty_like(t).copy_(copied[n]) for n, t in expected_copied.items()}
         self.averaged, self.copied = new_averaged, new_copied

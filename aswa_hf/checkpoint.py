@@ -16,7 +16,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from aswa_hf.files import replacing, write_text
+from aswa_hf.files import replacing, sync, write_text
 from aswa_hf.strategy import Strategy
 from aswa_hf.trajectory import decode_number, encode_number
 
@@ -61,6 +61,7 @@ def save_state(folder: str | Path, strategies: Mapping[str, Strategy], **more: A
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(folder / AVERAGE_FILE) as temporary:
             save_file(tensors, temporary, metadata={FORMAT: text})
+            sync(temporary)
             # Before the rename: whatever fails, the tensor file is still the old one.
             write_text(folder / STATE_FILE, text + "\n")
     except (OSError, SafetensorError) as error:
@@ -85,7 +86,7 @@ def load_state(folder: str | Path, strategies: Mapping[str, Strategy]) -> dict[s
     if content.get("version") != VERSION:
         raise ValueError(f"{path} has version {content.get('version')}, this aswa-hf reads version {VERSION}.")
     saved = content.pop("strategies")
-    if list(saved) != list(strategies):
+    if set(saved) != set(strategies):
         raise ValueError(
             f"{path} holds the strategies {', '.join(saved)}, but this run has {', '.join(strategies)}. Resume with "
             "the same strategies."
@@ -95,5 +96,8 @@ def load_state(folder: str | Path, strategies: Mapping[str, Strategy]) -> dict[s
         for kind in ("averaged", "buffers"):
             prefix = f"{name}/{kind}/"
             state[kind] = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
+        strategies[name].check_state_dict(state)
+    # Only now, when none of them will be refused.
+    for name, state in saved.items():
         strategies[name].load_state_dict(state)
     return content

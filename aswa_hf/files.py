@@ -15,12 +15,17 @@ def replacing(path: str | Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
+        sync(temporary)
         os.replace(temporary, path)
     finally:
         with suppress(FileNotFoundError):
             temporary.unlink()
+
+
+def sync(path: Path) -> None:
+    """Waits until a file is on the disk: a full disk may show only then."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from aswa_hf import policy
-from aswa_hf.strategy import Evaluate, Scores, Strategy, warn_caller
+from aswa_hf.batchnorm import Batches, Forward
+from aswa_hf.signals import uninterrupted
+from aswa_hf.strategy import Evaluate, Outcome, Strategy, nothing, warn_caller
 from aswa_hf.trajectory import Decision
 
 
@@ -27,80 +30,106 @@ class ASWA(Strategy):
 
     name = "aswa"
 
-    def __init__(self, model: nn.Module, *, hard_updates: bool = True, **options: Any):
-        super().__init__(model, **options)
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        greater_is_better: bool = True,
+        hard_updates: bool = True,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+        batchnorm: str = "recalibrate",
+        train_batches: Batches | None = None,
+        bn_batches: int | None = None,
+        bn_forward: Forward | None = None,
+    ):
+        super().__init__(
+            model,
+            greater_is_better=greater_is_better,
+            dtype=dtype,
+            device=device,
+            batchnorm=batchnorm,
+            train_batches=train_batches,
+            bn_batches=bn_batches,
+            bn_forward=bn_forward,
+        )
         self.hard_updates = hard_updates
 
-    def update(
-        self,
-        evaluate: Evaluate | None = None,
-        running_score: float | None = None,
-        *,
-        step: int | None = None,
-        epoch: float | None = None,
-    ) -> Decision:
+    def _decide(self, evaluate: Evaluate | None, running_score: float | None, step: int | None) -> Outcome:
         if evaluate is None:
             raise TypeError("ASWA decides by validation: update() needs a function that returns the validation score.")
-        return super().update(evaluate, running_score, step=step, epoch=epoch)
-
-    def _decide(self, evaluate: Evaluate | None, running_score: float | None) -> tuple[Decision, Scores]:
-        assert evaluate is not None
         if self.members == 0 or self.hard_updates or running_score is not None:
             running_score = self._running_score(evaluate, running_score)
-
-        lookahead_score: float | None = None
-
-        def decide(score: float | None) -> Decision:
-            nonlocal lookahead_score
-            lookahead_score = score
-            return Decision(
-                policy.decide(
-                    self.members,
-                    self.score,
-                    running_score,
-                    lookahead_score,
-                    hard_updates=self.hard_updates,
-                    greater_is_better=self.greater_is_better,
-                )
+        lookahead_score, accept = (
+            self._lookahead(1 / (self.members + 1), evaluate) if self.members else (None, nothing)
+        )
+        decision = Decision(
+            policy.decide(
+                self.members,
+                self.score,
+                running_score,
+                lookahead_score,
+                hard_updates=self.hard_updates,
+                greater_is_better=self.greater_is_better,
             )
+        )
+        commit = {Decision.SOFT: accept, Decision.REJECT: nothing}.get(decision, lambda: self._restart(running_score))
+        return Outcome(decision, commit, running_score, lookahead_score)
 
-        weight = 1 / (self.members + 1)
-        decision = self._lookahead(weight, evaluate, decide) if self.members else decide(None)
-        if decision in (Decision.INIT, Decision.HARD):
-            self._restart()
-            self.score = running_score
-        return decision, {"running": running_score, "lookahead": lookahead_score}
+    def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
+        return super().state_dict(copy=copy) | {"hard_updates": self.hard_updates}
+
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().check_state_dict(state)
+        if state["hard_updates"] != self.hard_updates:
+            raise ValueError(
+                f"This state was saved with hard_updates={state['hard_updates']}, this strategy has "
+                f"hard_updates={self.hard_updates}. Go on with the same rule."
+            )
 
 
 class SWA(Strategy):
     """Stochastic Weight Averaging: the plain mean of all snapshots from `start` on.
 
-    `start` is the first epoch (decision point) to include, counted from 0, or a fraction of the run; a fraction needs
-    `total`, the number of decision points of the run.
+    `start` is the first epoch (decision point) to include, counted from 0, or a fraction of the run. A fraction needs
+    the length of the run: `total` decision points, or `total_steps` optimizer steps with `update(…, step=…)`.
     """
 
     name = "swa"
 
-    def __init__(self, model: nn.Module, *, start: int | float = 0, total: int | None = None, **options: Any):
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        start: int | float = 0,
+        total: int | None = None,
+        total_steps: int | None = None,
+        **options: Any,
+    ):
         super().__init__(model, **options)
         if start < 0 or (isinstance(start, float) and start >= 1):
             raise ValueError(f"start must be an epoch (0, 1, 2, …) or a fraction of the run in [0, 1), got {start}.")
         self.start = start
         self.total = total
+        self.total_steps = total_steps
 
-    def _decide(self, evaluate: Evaluate | None, running_score: float | None) -> tuple[Decision, Scores]:
-        first = self.start
-        if isinstance(first, float):
-            if self.total is None:
-                raise ValueError(
-                    f"start={first} is a fraction of the run: pass total=, the number of decision points, to SWA."
-                )
-            # 0.29 · 100 is 28.999…: the last bits must not move the start by an epoch.
-            first = int(first * self.total + 1e-9)
-        decision = Decision.REJECT
-        if len(self.trajectory) >= first:
-            decision = self._add_snapshot(1 / (self.members + 1), evaluate, running_score)
-        return decision, {"running": running_score}
+    def _decide(self, evaluate: Evaluate | None, running_score: float | None, step: int | None) -> Outcome:
+        if self._has_started(step):
+            return self._add_snapshot(1 / (self.members + 1), evaluate, running_score)
+        return Outcome(Decision.REJECT, nothing, running_score)
+
+    def _has_started(self, step: int | None) -> bool:
+        points = len(self.trajectory)
+        if not isinstance(self.start, float):
+            return points >= self.start
+        # 0.29 · 100 is 28.999…: the last bits must not move the start by an epoch.
+        if self.total is not None:
+            return points >= int(self.start * self.total + 1e-9)
+        if self.total_steps is not None and step is not None:
+            return step > self.start * self.total_steps + 1e-9
+        raise ValueError(
+            f"start={self.start} is a fraction of the run: pass total=, the number of decision points, to SWA."
+        )
 
 
 class EMA(Strategy):
@@ -127,28 +156,32 @@ class EMA(Strategy):
 
     def step(self) -> None:
         """Takes in the weights after an optimizer step."""
-        self.steps += 1
-        if self.steps % self.every == 0:
-            self._take_snapshot(1 - self._decay(self.members))
+        with uninterrupted():
+            self.steps += 1
+            if self.steps % self.every == 0:
+                self._take_snapshot(1 - self._decay(self.members))
 
     def _decay(self, updates: int) -> float:
         return min(self.decay, (1 + updates) / (10 + updates)) if self.warmup else self.decay
 
-    def _decide(self, evaluate: Evaluate | None, running_score: float | None) -> tuple[Decision, Scores]:
-        first = not any(record.members for record in self.trajectory)
+    def _decide(self, evaluate: Evaluate | None, running_score: float | None, step: int | None) -> Outcome:
         if self.steps == 0:
             warn_caller(
                 "EMA.step() was not called after optimizer steps: averaging one snapshot per decision point instead."
             )
-            self._add_snapshot(1 - self._decay(self.members), evaluate, running_score)
-        elif evaluate is None:
-            self.score = None
-        elif self.members:
-            with self.swapped():
-                self.score = self._score(evaluate, "ema weights")
+            return self._add_snapshot(1 - self._decay(self.members), evaluate, running_score)
         if self.members == 0:
-            return Decision.REJECT, {"running": running_score}
-        return Decision.INIT if first else Decision.SOFT, {"running": running_score}
+            return Outcome(Decision.REJECT, nothing, running_score)
+        score = None
+        if evaluate is not None:
+            with self.swapped():
+                score = self._score(evaluate, "ema weights")
+
+        def commit() -> None:
+            self.score = score
+
+        first = not any(record.members for record in self.trajectory)
+        return Outcome(Decision.INIT if first else Decision.SOFT, commit, running_score)
 
     @property
     def alphas(self) -> list[float]:
@@ -178,32 +211,29 @@ class BestCheckpoint(Strategy):
     """The weights with the best validation score so far: what early stopping would return."""
 
     name = "best"
+    averages = False
 
-    def _decide(self, evaluate: Evaluate | None, running_score: float | None) -> tuple[Decision, Scores]:
-        running_score = self._running_score(evaluate, running_score)
-        if running_score is None:
+    def _decide(self, evaluate: Evaluate | None, running_score: float | None, step: int | None) -> Outcome:
+        score = self._running_score(evaluate, running_score)
+        if score is None:
             raise TypeError("BestCheckpoint decides by validation: pass evaluate or running_score to update().")
         # Early stopping is the rule without a look-ahead: only INIT, HARD and REJECT are left.
         decision = Decision(
-            policy.decide(self.members, self.score, running_score, None, greater_is_better=self.greater_is_better)
+            policy.decide(self.members, self.score, score, None, greater_is_better=self.greater_is_better)
         )
-        if decision is not Decision.REJECT:
-            self._restart()
-            self.score = running_score
-        return decision, {"running": running_score}
+        commit = nothing if decision is Decision.REJECT else lambda: self._restart(score)
+        return Outcome(decision, commit, score)
 
 
 class LastCheckpoint(Strategy):
     """The weights of the last decision point: plain training."""
 
     name = "last"
+    averages = False
 
-    def _decide(self, evaluate: Evaluate | None, running_score: float | None) -> tuple[Decision, Scores]:
-        running_score = self._running_score(evaluate, running_score)
-        decision = Decision.HARD if self.members else Decision.INIT
-        self._restart()
-        self.score = running_score
-        return decision, {"running": running_score}
+    def _decide(self, evaluate: Evaluate | None, running_score: float | None, step: int | None) -> Outcome:
+        score = self._running_score(evaluate, running_score)
+        return Outcome(Decision.HARD if self.members else Decision.INIT, lambda: self._restart(score), score)
 
 
 STRATEGIES: dict[str, type[Strategy]] = {

@@ -15,6 +15,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -25,11 +26,21 @@ from aswa_hf.averaging import WeightAverage
 from aswa_hf.batchnorm import Batches, Forward, Recalibration
 from aswa_hf.distributed import agree
 from aswa_hf.rng import preserved_rng
+from aswa_hf.signals import uninterrupted
 from aswa_hf.trajectory import Decision, Record, Trajectory
 
 Evaluate = Callable[[], Any]
-Scores = dict[str, float | None]
 BATCHNORM_POLICIES = ("recalibrate", "average", "copy")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A decision, the scores it was taken on, and what carries it out."""
+
+    decision: Decision
+    commit: Callable[[], None]
+    running_score: float | None = None
+    lookahead_score: float | None = None
 
 
 class Strategy(ABC):
@@ -41,6 +52,8 @@ class Strategy(ABC):
     """
 
     name: ClassVar[str]
+    averages: ClassVar[bool] = True
+    """Whether weights are ever averaged; otherwise BatchNorm statistics need no attention."""
 
     def __init__(
         self,
@@ -56,13 +69,15 @@ class Strategy(ABC):
     ):
         if batchnorm not in BATCHNORM_POLICIES:
             raise ValueError(f"batchnorm must be one of {', '.join(BATCHNORM_POLICIES)}, got {batchnorm!r}.")
+        if not self.averages:
+            batchnorm = "copy"
         self.average = WeightAverage(model, dtype=dtype, device=device, average_buffers=batchnorm == "average")
         self.model = self.average.model
         self.greater_is_better = greater_is_better
         self.recalibrate: Callable[[], None] = (
             Recalibration(self.model, train_batches, limit=bn_batches, forward=bn_forward)
             if batchnorm == "recalibrate"
-            else _nothing
+            else nothing
         )
         self.score: float | None = None
         self.members = 0
@@ -86,25 +101,33 @@ class Strategy(ABC):
         `evaluate()` gives the validation score of whatever weights are in the model. The running model's own score
         may be passed as `running_score` where it is known. If `evaluate` raises, nothing has changed.
         """
-        with preserved_rng():
-            decision, scores = self._decide(evaluate, running_score)
-        self.trajectory.append(
-            Record(
-                index=len(self.trajectory),
-                step=step,
-                epoch=len(self.trajectory) + 1 if epoch is None else epoch,
-                running_score=scores.get("running"),
-                lookahead_score=scores.get("lookahead"),
-                score=self.score,
-                members=self.members,
-                decision=decision,
+        if evaluate is not None and not callable(evaluate):
+            raise TypeError(
+                f"update() takes a function that returns the validation score, got {type(evaluate).__name__}. A score "
+                "of the running model that is known already goes in as running_score=."
             )
-        )
-        return decision
+        with preserved_rng():
+            outcome = self._decide(evaluate, running_score, step)
+        with uninterrupted():
+            outcome.commit()
+            self.average.share_buffers()
+            self.trajectory.append(
+                Record(
+                    index=len(self.trajectory),
+                    step=step,
+                    epoch=len(self.trajectory) + 1 if epoch is None else epoch,
+                    running_score=outcome.running_score,
+                    lookahead_score=outcome.lookahead_score,
+                    score=self.score,
+                    members=self.members,
+                    decision=outcome.decision,
+                )
+            )
+        return outcome.decision
 
     @abstractmethod
-    def _decide(self, evaluate: Evaluate | None, running_score: float | None) -> tuple[Decision, Scores]:
-        """Takes the decision and carries it out; gives it with the scores it was taken on."""
+    def _decide(self, evaluate: Evaluate | None, running_score: float | None, step: int | None) -> Outcome:
+        """Takes the decision; nothing changes before it is committed."""
 
     @property
     def alphas(self) -> list[float]:
@@ -145,8 +168,8 @@ class Strategy(ABC):
             "buffers": tensors(self.average.copied),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a saved state. A state of another model or strategy is refused, and nothing has changed."""
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Refuses a state of another model, strategy or direction."""
         if state.get("strategy") != self.name:
             raise ValueError(f"This is the state of strategy {state.get('strategy')!r}, expected {self.name!r}.")
         if state["greater_is_better"] != self.greater_is_better:
@@ -154,6 +177,12 @@ class Strategy(ABC):
                 f"This state was saved with greater_is_better={state['greater_is_better']}, this strategy has "
                 f"greater_is_better={self.greater_is_better}: their scores cannot be compared."
             )
+        if state["averaged"]:
+            self.average.check(state["averaged"], state["buffers"])
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a saved state. A state of another model or strategy is refused, and nothing has changed."""
+        self.check_state_dict(state)
         trajectory = Trajectory.from_json(state["records"])
         if state["averaged"]:
             self.average.load(state["averaged"], state["buffers"])
@@ -187,50 +216,50 @@ class Strategy(ABC):
             return self._checked(running_score, "running model")
         return None if evaluate is None else self._score(evaluate, "running model")
 
-    def _restart(self) -> None:
+    def _restart(self, score: float | None) -> None:
         """Θ_A := Θ."""
         self.average.assign()
-        self.members = 1
+        self.members = policy.next_members(self.members, policy.HARD)
+        self.score = score
         # The statistics in the model are those of the running weights.
         self._stale = False
 
-    def _lookahead(self, weight: float, evaluate: Evaluate, decide: Callable[[float], Decision]) -> Decision:
-        """Scores the average with the running weights, and takes it over if `decide` says SOFT."""
+    def _lookahead(self, weight: float, evaluate: Evaluate) -> tuple[float, Callable[[], None]]:
+        """The score of the average with the running weights, and what takes that average over."""
         with self.average.lookahead(weight):
             self.recalibrate()
             score = self._score(evaluate, "look-ahead" if self.name == "aswa" else f"{self.name} weights")
-            decision = decide(score)
-            if decision is Decision.SOFT:
-                # The statistics the look-ahead was judged with, before the running model's come back.
-                self.average.copy_buffers()
-        if decision is Decision.SOFT:
+            # The statistics the look-ahead was judged with, before the running model's come back.
+            buffers = self.average.buffers_in_model()
+
+        def accept() -> None:
             self.average.blend(weight)
-            self.members += 1
+            self.average.copy_buffers(buffers)
+            self.members = policy.next_members(self.members, policy.SOFT)
             self.score = score
             self._stale = False
-        return decision
+
+        return score, accept
 
     def _take_snapshot(self, weight: float) -> None:
         """Adds the running weights to the average without asking for a score."""
         if self.members == 0:
-            self._restart()
+            self._restart(None)
         else:
             self.average.blend(weight, with_buffers=True)
-            self.members += 1
+            self.members = policy.next_members(self.members, policy.SOFT)
+            self.score = None
             self._stale = True
 
-    def _add_snapshot(self, weight: float, evaluate: Evaluate | None, running_score: float | None) -> Decision:
+    def _add_snapshot(self, weight: float, evaluate: Evaluate | None, running_score: float | None) -> Outcome:
         """Adds the running weights to the average whatever their score, and scores the average if it can."""
         if self.members == 0:
             score = self._running_score(evaluate, running_score)
-            self._restart()
-            self.score = score
-            return Decision.INIT
+            return Outcome(Decision.INIT, lambda: self._restart(score), running_score)
         if evaluate is None:
-            self._take_snapshot(weight)
-            self.score = None
-            return Decision.SOFT
-        return self._lookahead(weight, evaluate, lambda score: Decision.SOFT)
+            return Outcome(Decision.SOFT, lambda: self._take_snapshot(weight), running_score)
+        _, accept = self._lookahead(weight, evaluate)
+        return Outcome(Decision.SOFT, accept, running_score)
 
     def _refresh_statistics(self) -> None:
         """Called with the ensemble in the model: computes its BatchNorm statistics if they are out of date."""
@@ -247,8 +276,8 @@ class Strategy(ABC):
             )
 
 
-def _nothing() -> None:
-    pass
+def nothing() -> None:
+    """What a rejection changes."""
 
 
 def warn_caller(message: str) -> None:

@@ -15,7 +15,7 @@ PACKAGE = Path(aswa_hf.__file__).parent
 
 # From the bottom up. A module imports from its own line and those above it; a new module is given its place here.
 ORDER = [
-    {"policy", "files", "metrics"},
+    {"policy", "files", "metrics", "signals"},
     {"rng", "distributed"},
     {"averaging", "batchnorm", "trajectory"},
     {"strategy"},
