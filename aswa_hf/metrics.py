@@ -34,6 +34,11 @@ class Score:
         return name if name.isidentifier() else "score"
 
     @property
+    def description(self) -> Any:
+        """What a saved score was made of, to be compared with what it is made of later."""
+        return dict(self.metric) if isinstance(self.metric, Mapping) else self.label
+
+    @property
     def keys(self) -> list[str]:
         """The keys it reads of the metrics dictionary; empty if only the function knows."""
         names = [self.metric] if isinstance(self.metric, str) else getattr(self.metric, "keys", list)()
@@ -48,11 +53,17 @@ class Score:
                     "name of one of these as metric=, or return it from compute_metrics."
                 )
         if isinstance(self.metric, str):
-            return float(metrics[self.keys[0]])
+            return _number(metrics[self.keys[0]], self.keys[0])
         if isinstance(self.metric, Mapping):
             weights = self.metric.values()
-            return float(sum(w * metrics[key] for key, w in zip(self.keys, weights, strict=True)))
-        return float(self.metric(metrics))
+            return sum(w * _number(metrics[key], key) for key, w in zip(self.keys, weights, strict=True))
+        try:
+            return _number(self.metric(metrics), self.label)
+        except KeyError as error:
+            raise ValueError(
+                f"The metric function asked for {error}, which is not among the metrics of the evaluation: "
+                f"{', '.join(sorted(metrics))}."
+            ) from None
 
     def report(self, metrics: Mapping[str, Any], name: str) -> dict[str, Any]:
         """`metrics` of the weights of strategy `name`, under keys of their own: `eval_loss` → `eval_aswa_loss`."""
@@ -62,3 +73,10 @@ class Score:
             if key.startswith("eval_") and not key.endswith(_TIMINGS)
         }
         return renamed | {f"eval_{name}_{self.label}": self(metrics)}
+
+
+def _number(value: Any, name: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"The metric {name!r} must be one number, got {type(value).__name__}: {value!r}.") from None

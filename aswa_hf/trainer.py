@@ -8,34 +8,43 @@ from typing import Any, Literal
 
 import torch
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_callback import DefaultFlowCallback
-from transformers.trainer_utils import IntervalStrategy
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy, has_length
 from transformers.utils import logging
 
 from aswa_hf.averaging import persistent_buffers
 from aswa_hf.batchnorm import default_train_batches
-from aswa_hf.checkpoint import AVERAGE_FILE, load_state, save_state
+from aswa_hf.checkpoint import load_state, save_state
 from aswa_hf.distributed import broadcast_from_rank_0
 from aswa_hf.metrics import Metric, Score
 from aswa_hf.rng import preserved_rng
-from aswa_hf.strategies import ASWA, EMA, SWA
+from aswa_hf.strategies import ASWA
 from aswa_hf.strategy import Strategy
+from aswa_hf.trainer_files import (
+    TRAJECTORY_FILE,
+    complete_checkpoints,
+    drop_waiting,
+    folder_ahead,
+    move_into_checkpoint,
+    resumed_checkpoint,
+    saved_state,
+)
 from aswa_hf.trainer_setup import (
     Factory,
+    build_strategies,
+    check_options,
     choose_direction,
     choose_metric,
     datasets_of_metric,
+    followed_strategy,
     named_factories,
     refuse_unsupported,
-    resumed_checkpoint,
+    steps_to_first_decision,
+    take_places,
     unheard,
 )
-from aswa_hf.trajectory import Decision, save_trajectories
+from aswa_hf.trajectory import Decision, decode_numbers, encode_number, save_trajectories
 
 logger = logging.get_logger(__name__)
-
-STATE_FOLDER = "aswa"
-TRAJECTORY_FILE = "aswa_trajectory.json"
 
 
 class ASWACallback(TrainerCallback):
@@ -48,14 +57,22 @@ class ASWACallback(TrainerCallback):
     Args:
         trainer: the trainer it works for; needed for the second evaluation. A callback given to `Trainer(callbacks=…)`
             is bound with `callback.bind(trainer)`.
-        metric: what decides: a metric's name, a dict of weights over metrics, or a function of the metrics dictionary.
-            By default `metric_for_best_model`, then the evaluation loss.
+        metric: what decides: a metric's name, a dict of weights over metrics, or a function of the metrics dictionary
+            (whose keys begin with `eval_`). By default `metric_for_best_model`, then the evaluation loss. With several
+            evaluation datasets it names one: "<dataset>_accuracy".
         strategies: what to keep beside the running model: names ("aswa", "swa", "ema", "best", "last") or a mapping
-            from names of your own to functions that build a strategy for a model.
+            from names of your own to functions that build a strategy for a model. By name, SWA averages the last
+            quarter of the run, and EMA has a decay of 0.999 that warms up.
         apply: the strategy whose weights are in the model after training; None leaves the running weights.
-        every: when to decide: "epoch", "evaluation" (whenever the Trainer evaluates), or a number of epochs.
+        every: when to decide: "epoch", "evaluation" (whenever the Trainer evaluates), or a number of epochs. The
+            incomplete epoch at the end of a run is no decision point.
         greater_is_better: by default as in `TrainingArguments`: False for the loss, True for anything else.
-        hard_updates, batchnorm, bn_batches, dtype, device: as for `ASWA`.
+        hard_updates: whether ASWA may start over from the running weights; False is Algorithm 1 of the paper.
+        batchnorm: how BatchNorm statistics follow averaged weights: "recalibrate" computes them on training batches,
+            "average" averages them like weights, "copy" takes the running model's.
+        bn_batches: how many training batches to recalibrate on (default: all).
+        dtype: of the averages, torch.float32 or torch.float64.
+        device: where the averages are kept, for example "cpu" to spare the accelerator's memory.
         resume_from: the checkpoint folder of a resumed run, if it is not in `output_dir`.
 
     The running model trains exactly as it would without the callback, and checkpoints hold its weights. Each decision
@@ -78,8 +95,8 @@ class ASWACallback(TrainerCallback):
         device: torch.device | str | None = None,
         resume_from: str | Path | None = None,
     ):
-        if every not in ("epoch", "evaluation") and (isinstance(every, (bool, str)) or every < 1):
-            raise ValueError(f"every must be 'epoch', 'evaluation' or a number of epochs, got {every!r}.")
+        flags = {"greater_is_better": greater_is_better, "hard_updates": hard_updates}
+        check_options(every, batchnorm, bn_batches, flags)
         if metric is not None:
             Score(metric)  # a wrong kind of metric is refused here, not after the first epoch
         self.every = every
@@ -105,12 +122,13 @@ class ASWACallback(TrainerCallback):
         """Ties the callback to the trainer whose run it shadows."""
         if not isinstance(trainer, Trainer):
             raise TypeError(f"ASWACallback works for a transformers.Trainer, got {type(trainer).__name__}.")
-        refuse_unsupported(trainer, self.every)
+        refuse_unsupported(trainer, self.every, self._factories)
         self.trainer = trainer
-        self.score = Score(choose_metric(self._metric, self._factories, trainer.args))
+        metric = choose_metric(self._metric, self._factories, trainer.args)
+        self.score = Score(metric)
         self._datasets = datasets_of_metric(self.score, trainer)
         self.greater_is_better = choose_direction(
-            self._greater_is_better, self.score.label, self._factories, trainer.args
+            self._greater_is_better, metric, self.score.label, self._factories, trainer.args
         )
         return self
 
@@ -120,51 +138,37 @@ class ASWACallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         trainer = self._bound()
+        if state is not trainer.state:
+            raise RuntimeError("This ASWACallback is bound to another trainer. Bind it to the one that trains.")
         self.bind(trainer)  # arguments and datasets may have changed since
-        self._go_first(trainer)
+        take_places(trainer, self)
         self._loader: Any = None
-        self._awaited: dict[str, float] | None = None
+        # The evaluation of the running model that the Trainer is about to do: its metrics so far, by dataset.
+        self._expected: dict[str, float] | None = None
         self._events = 0
+        self._decides = False
         self._last_metrics: tuple[int, dict[str, float]] = (-1, {})
-        self._metrics: dict[str, dict[str, float]] = {}
-        self.strategies = self._build(trainer, state)
+        self._epoch_began, self._epoch_steps = state.global_step, 0
+        self._metrics: dict[str, dict[str, Any]] = {}
+        self._card_rows: list[dict[str, Any]] = []
+        with default_train_batches(self._train_batches, self._forward):
+            self.strategies = build_strategies(self._factories, trainer.model, state, self._strategy_options())
         if state.global_step > 0:
             self._resume(args, state)
+        elif args.should_save:
+            drop_waiting(args.output_dir)
+        if (steps := steps_to_first_decision(self.every, args, kwargs.get("train_dataloader"))) > state.max_steps:
+            logger.warning(
+                f"The run of {state.max_steps} steps ends before its first decision point at step {steps} (every="
+                f"{self.every!r}): it will end with the running weights. every='evaluation' decides within an epoch."
+            )
         logger.info(f"Weight averaging ({', '.join(self.strategies)}) follows {self.score.label}.")
 
-    def on_step_end(
+    def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        for strategy in self.strategies.values():
-            strategy.step()
-        if control.should_evaluate:
-            self._share_buffers()
-            if self.every == "evaluation":
-                self._await()
-
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        if control.should_evaluate:
-            self._share_buffers()
-        if self.every == "evaluation":
-            if control.should_evaluate:
-                self._await()
-            return
-        stopped = control.should_training_stop or control.should_epoch_stop
-        if stopped and not float(state.epoch or 0).is_integer():
-            return  # the rest of this epoch will not come: its weights are not an epoch's
-        if not self._is_due(state):
-            return
-        if control.should_evaluate:
-            self._await()
-        elif not self._is_delayed(args, state):
-            step, metrics = self._last_metrics
-            if step != state.global_step:
-                self._share_buffers()
-                with preserved_rng():
-                    metrics = self._evaluate()
-            self._decide(state, metrics)
+        self._decide_if_missed(state)
+        self._epoch_began = state.global_step
 
     def on_evaluate(
         self,
@@ -174,36 +178,50 @@ class ASWACallback(TrainerCallback):
         metrics: dict[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
-        trainer = self._bound()
-        if not trainer.is_in_train or metrics is None or not any(key.startswith("eval_") for key in metrics):
+        datasets = self._bound().eval_dataset
+        if self._expected is None or metrics is None:
+            return  # somebody else's evaluation
+        self._expected.update(metrics)
+        self._events += 1
+        if self._events < (len(datasets) if isinstance(datasets, dict) else 1):
             return
-        datasets = trainer.eval_dataset
-        if self._awaited is None:
-            # Remembered, in case the end of an epoch falls on this step.
-            step, known = self._last_metrics
-            self._last_metrics = (state.global_step, {**(known if step == state.global_step else {}), **metrics})
+        running, self._expected = self._expected, None
+        if self._decides:
+            self._decide(state, running)
         else:
-            self._awaited.update(metrics)
-            self._events += 1
-            if self._events == (len(datasets) if isinstance(datasets, dict) else 1):
-                awaited, self._awaited = self._awaited, None
-                self._decide(state, awaited)
-        metrics.update(self._reported())
+            # In case the end of an epoch falls on this step.
+            self._last_metrics = (state.global_step, running)
+        metrics.update(self._followed(args, state))
+        if control.should_save or args.save_strategy == SaveStrategy.BEST:
+            self._write_ahead(args, state)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._save(args, state)
+        if args.should_save:
+            move_into_checkpoint(args.output_dir, state.global_step)
 
     def on_push_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        # A checkpoint is pushed before `on_save`, and the pushed folder must be complete.
-        if self._bound().is_in_train:
-            self._save(args, state)
+        if not self._bound().is_in_train:
+            # The card of the model takes the last evaluation in the log for its own: the ensemble's, not the
+            # running model's.
+            state.log_history += self._card_rows
+            self._card_rows = []
+        elif args.should_save:
+            # A checkpoint is pushed before `on_save`, and the pushed folder must be complete.
+            move_into_checkpoint(args.output_dir, state.global_step)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if args.should_save:
+        self._decide_if_missed(state)
+        self._expected = None
+        if self.apply is not None:
+            self._apply(state, self.strategies[self.apply])
+        if not args.should_save:
+            return
+        try:
+            drop_waiting(args.output_dir)
             save_trajectories(
                 Path(args.output_dir) / TRAJECTORY_FILE,
                 {name: strategy.trajectory for name, strategy in self.strategies.items()},
@@ -212,23 +230,55 @@ class ASWACallback(TrainerCallback):
                 greater_is_better=self.greater_is_better,
                 applied=self.apply,
             )
-        if self.apply is None:
+        except OSError as error:
+            # The weights are in the model: a full disk must not take them away.
+            logger.warning(f"The history of the run could not be written: {error}")
+
+    # ---- what comes after all other callbacks, since one of them may ask for an evaluation or a checkpoint ----
+
+    def step_ended(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
+        for strategy in self.strategies.values():
+            strategy.step()
+        if control.should_evaluate:
+            self._expect(args, decides=self.every == "evaluation")
+        elif control.should_save:
+            self._write_ahead(args, state)
+
+    def epoch_ended(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
+        due = self.every == "evaluation" or (self._is_full_epoch(state, control) and self._is_due(state))
+        if control.should_evaluate:
+            self._expect(args, decides=due)
             return
-        strategy = self.strategies[self.apply]
-        if strategy.members == 0:
-            logger.warning(
-                f"The {self.apply} ensemble is empty: no decision point had a finite {self.score.label}. The running "
-                "weights stay in the model."
-            )
-        else:
-            strategy.apply()
-            logger.info(f"The model now holds the {self.apply} weights, {self.score.label} {strategy.score}.")
+        if due and self.every != "evaluation" and not self._is_delayed(args, state):
+            step, metrics = self._last_metrics
+            if step != state.global_step:
+                self._share_buffers(args)
+                metrics = self._evaluate()
+            self._decide(state, metrics)
+        if control.should_save:
+            self._write_ahead(args, state)
 
     # ---- the decision ----
 
-    def _await(self) -> None:
-        """The Trainer is about to evaluate the running model, and the decision follows."""
-        self._awaited, self._events = {}, 0
+    def _expect(self, args: TrainingArguments, *, decides: bool) -> None:
+        """The Trainer is about to evaluate the running model; maybe a decision follows."""
+        self._share_buffers(args)
+        self._expected, self._events, self._decides = {}, 0, decides
+
+    def _decide_if_missed(self, state: TrainerState) -> None:
+        """Evaluates for itself if the evaluation that was to come did not tell the callbacks of its metrics."""
+        if self._expected is not None and self._decides:
+            self._expected = None
+            self._decide(state, self._evaluate())
+
+    def _is_full_epoch(self, state: TrainerState, control: TrainerControl) -> bool:
+        steps = state.global_step - self._epoch_began
+        stopped = control.should_training_stop or control.should_epoch_stop
+        if float(state.epoch or 0).is_integer() or not stopped:
+            self._epoch_steps = steps
+            return True
+        # Where the length of the data is not known, an epoch as long as the last one was not cut short.
+        return steps == self._epoch_steps and not has_length(self._bound().train_dataset)
 
     def _is_due(self, state: TrainerState) -> bool:
         epoch = float(state.epoch or 0)
@@ -237,6 +287,8 @@ class ASWACallback(TrainerCallback):
         return epochs % (1 if self.every == "epoch" else int(self.every)) == 0
 
     def _is_delayed(self, args: TrainingArguments, state: TrainerState) -> bool:
+        if args.eval_strategy == IntervalStrategy.STEPS:
+            return args.eval_delay > state.global_step
         return args.eval_strategy == IntervalStrategy.EPOCH and args.eval_delay > (state.epoch or 0)
 
     def _decide(self, state: TrainerState, running: dict[str, float]) -> None:
@@ -254,28 +306,40 @@ class ASWACallback(TrainerCallback):
             if decision is not Decision.REJECT:
                 averaged = evaluated and decision is not Decision.HARD
                 self._metrics[name] = evaluated[-1] if averaged else dict(running)
-        logs: dict[str, Any] = {name: value for name, value in self._reported().items() if _is_finite(value)}
+        logs = self._reported()
         for name, strategy in self.strategies.items():
             if isinstance(strategy, ASWA):
                 logs |= {f"{name}/decision": decisions[name].code, f"{name}/members": strategy.members}
-        self._bound().log(logs)
+        trainer = self._bound()
+        # The handler takes any log for the one the Trainer has yet to write.
+        should_log = trainer.control.should_log
+        trainer.log(logs)
+        trainer.control.should_log = should_log
 
     def _reported(self) -> dict[str, Any]:
         """The metrics of each strategy's weights, as `eval_<strategy>_<metric>`."""
         reported: dict[str, Any] = {}
-        for name in self.strategies:
-            if name in self._metrics:
-                reported |= self.score.report(self._metrics[name], name)
-            else:
-                # Whoever follows the ensemble from the start finds it worse than anything to come.
-                worst = float("-inf") if self.greater_is_better else float("inf")
-                reported[f"eval_{name}_{self.score.label}"] = worst
+        for name, metrics in self._metrics.items():
+            reported |= self.score.report(metrics, name)
         return reported
+
+    def _followed(self, args: TrainingArguments, state: TrainerState) -> dict[str, Any]:
+        """What is added to the Trainer's own metrics: the scores, and what the best model is chosen by."""
+        reported = self._reported()
+        # The objective of a hyperparameter search is the sum of all metrics.
+        names = () if state.is_hyper_param_search else self.strategies
+        keys = [f"eval_{name}_{self.score.label}" for name in names]
+        added = {key: reported[key] for key in keys if key in reported}
+        if followed_strategy(self._factories, args):
+            key = "eval_" + str(args.metric_for_best_model).removeprefix("eval_")
+            # Whoever follows an ensemble that is still empty finds it worse than anything to come.
+            added[key] = reported.get(key, float("-inf") if args.greater_is_better else float("inf"))
+        return added
 
     def _evaluate(self) -> dict[str, float]:
         """The metrics of the weights now in the model: nothing is logged, no other callback hears of it."""
         trainer = self._bound()
-        with unheard(trainer):
+        with unheard(trainer), preserved_rng():
             if not self._datasets:
                 return trainer.evaluate()
             metrics: dict[str, float] = {}
@@ -283,9 +347,25 @@ class ASWACallback(TrainerCallback):
                 metrics |= trainer.evaluate(eval_dataset=name, metric_key_prefix=f"eval_{name}")
             return metrics
 
-    def _share_buffers(self) -> None:
+    def _share_buffers(self, args: TrainingArguments) -> None:
         """Rank 0's BatchNorm statistics on every rank, as the next training step would bring them anyway."""
-        broadcast_from_rank_0(persistent_buffers(self._bound().model).values())
+        if args.ddp_broadcast_buffers is not False:
+            broadcast_from_rank_0(persistent_buffers(self._bound().model).values())
+
+    def _apply(self, state: TrainerState, strategy: Strategy) -> None:
+        if strategy.members == 0:
+            reason = (
+                f"no decision point had a finite {self.score.label}"
+                if strategy.trajectory
+                else f"the run had no decision point with every={self.every!r}"
+            )
+            logger.warning(f"The {self.apply} ensemble is empty: {reason}. The running weights stay in the model.")
+            return
+        strategy.apply()
+        metrics = self.score.report(self._metrics[str(self.apply)], "")
+        row = {key.replace("eval__", "eval_", 1): value for key, value in metrics.items()}
+        self._card_rows = [{**row, "epoch": state.epoch, "step": state.global_step}]
+        logger.info(f"The model now holds the {self.apply} weights, {self.score.label} {strategy.score}.")
 
     # ---- setting up ----
 
@@ -297,36 +377,12 @@ class ASWACallback(TrainerCallback):
             )
         return self.trainer
 
-    def _build(self, trainer: Trainer, state: TrainerState) -> dict[str, Strategy]:
-        options = {**self._options, "greater_is_better": self.greater_is_better}
-        extras: dict[type[Strategy], dict[str, Any]] = {
-            ASWA: {"hard_updates": self._hard_updates},
-            # The last quarter of the run, as the SWA paper does; the paper's ASWA needs no such choice.
-            SWA: {"start": 0.75},
-            EMA: {"warmup": True},
+    def _strategy_options(self) -> dict[str, Any]:
+        return {
+            **self._options,
+            "greater_is_better": self.greater_is_better,
+            "hard_updates": self._hard_updates,
         }
-        strategies = {}
-        with default_train_batches(self._train_batches, self._forward):
-            for name, factory in self._factories.items():
-                if isinstance(factory, type):
-                    strategy = factory(trainer.model, **options, **extras.get(factory, {}))
-                else:
-                    strategy = factory(trainer.model)
-                    if not isinstance(strategy, Strategy):
-                        raise TypeError(
-                            f"strategies[{name!r}] must build a strategy for a model, got {type(strategy).__name__}."
-                        )
-                    strategy.greater_is_better = self.greater_is_better
-                if isinstance(strategy, SWA) and strategy.total is None:
-                    strategy.total = self._decision_points(trainer.args, state)
-                strategies[name] = strategy
-        return strategies
-
-    def _decision_points(self, args: TrainingArguments, state: TrainerState) -> int:
-        """How many decisions a full run will take."""
-        if self.every == "evaluation" and args.eval_strategy == IntervalStrategy.STEPS:
-            return max(1, int(state.max_steps // state.eval_steps))
-        return max(1, int(state.num_train_epochs) // (self.every if isinstance(self.every, int) else 1))
 
     def _train_batches(self) -> Any:
         if self._loader is None:
@@ -341,43 +397,38 @@ class ASWACallback(TrainerCallback):
         with trainer.compute_loss_context_manager():
             trainer.compute_loss(trainer.model, trainer._prepare_inputs(batch))
 
-    def _go_first(self, trainer: Trainer) -> None:
-        """Right behind the default flow: whoever reads the metrics of an evaluation finds the ensemble's in them."""
-        handler = trainer.callback_handler
-        others = [callback for callback in handler.callbacks if callback is not self]
-        position = next((i + 1 for i, c in enumerate(others) if isinstance(c, DefaultFlowCallback)), 0)
-        # A new list: the handler is iterating over the old one.
-        handler.callbacks = [*others[:position], self, *others[position:]]
-
     # ---- saving and resuming ----
 
-    def _save(self, args: TrainingArguments, state: TrainerState) -> None:
-        checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+    def _write_ahead(self, args: TrainingArguments, state: TrainerState) -> None:
         # The trials of a hyperparameter search have folders of their own and are never resumed.
-        if args.should_save and checkpoint.is_dir():
+        if args.should_save and not state.is_hyper_param_search:
             save_state(
-                checkpoint / STATE_FOLDER,
+                folder_ahead(args.output_dir, state.global_step),
                 self.strategies,
                 metric=self.score.label,
+                metric_description=self.score.description,
                 step=state.global_step,
-                metrics={
-                    name: {key: value for key, value in metrics.items() if _is_finite(value)}
-                    for name, metrics in self._metrics.items()
-                },
+                epoch_steps=self._epoch_steps,
+                metrics=encode_number(self._metrics),
             )
 
     def _resume(self, args: TrainingArguments, state: TrainerState) -> None:
         checkpoint = resumed_checkpoint(self.resume_from, args, state)
-        folder = checkpoint / STATE_FOLDER
-        if (folder / AVERAGE_FILE).exists():
-            self._metrics = load_state(folder, self.strategies)["metrics"]
+        folder = saved_state(checkpoint, state.global_step)
+        if folder is not None:
+            content = load_state(folder, self.strategies)
+            if content["metric_description"] != self.score.description:
+                raise ValueError(
+                    f"{checkpoint} was decided by {content['metric_description']!r}, this run by "
+                    f"{self.score.description!r}: their scores cannot be compared. Resume with the same metric."
+                )
+            self._metrics = decode_numbers(content["metrics"])
+            self._epoch_steps = content["epoch_steps"]
             self._make_up(args, state)
         elif any(f"{name}/decision" in log for log in state.log_history for name in self.strategies):
-            complete = [path.parent.parent.name for path in checkpoint.parent.glob(f"*/{STATE_FOLDER}/{AVERAGE_FILE}")]
-            complete.sort(key=lambda name: int(name.rpartition("-")[2]) if name.rpartition("-")[2].isdigit() else -1)
+            complete = complete_checkpoints(checkpoint.parent)
             raise ValueError(
-                f"{checkpoint} has no averaging state, although the run it belongs to kept one; the process may have "
-                "been killed while saving. Resume from "
+                f"{checkpoint} has no averaging state, although the run it belongs to kept one. Resume from "
                 + (f"{complete[-1]}, the last complete checkpoint." if complete else "another checkpoint.")
             )
         else:
@@ -391,19 +442,13 @@ class ASWACallback(TrainerCallback):
         A checkpoint of the last step of an epoch is written before the epoch ends, and the Trainer does not end that
         epoch again.
         """
-        at_end_of_epoch = float(state.epoch or 0).is_integer()
         by_epoch = self.every != "evaluation" or args.eval_strategy == IntervalStrategy.EPOCH
         known = any(
             record.step == state.global_step
             for strategy in self.strategies.values()
             for record in strategy.trajectory[-1:]
         )
-        if at_end_of_epoch and by_epoch and not known:
+        if float(state.epoch or 0).is_integer() and by_epoch and not known:
             due = self.every == "evaluation" or self._is_due(state)
             if due and not self._is_delayed(args, state):
-                with preserved_rng():
-                    self._decide(state, self._evaluate())
-
-
-def _is_finite(value: Any) -> bool:
-    return not isinstance(value, float) or value - value == 0
+                self._decide(state, self._evaluate())

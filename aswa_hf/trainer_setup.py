@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from typing import Any
 
 from torch import nn
-from transformers import Trainer, TrainerState, TrainingArguments
-from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_callback import ProgressCallback
-from transformers.trainer_utils import IntervalStrategy
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import DefaultFlowCallback, ProgressCallback
+from transformers.trainer_utils import IntervalStrategy, has_length
 
 from aswa_hf.metrics import Metric, Score
-from aswa_hf.strategies import STRATEGIES
-from aswa_hf.strategy import Strategy
+from aswa_hf.strategies import ASWA, EMA, STRATEGIES, SWA
+from aswa_hf.strategy import BATCHNORM_POLICIES, Strategy
 
 Factory = Callable[[nn.Module], Strategy]
 
 
-def refuse_unsupported(trainer: Trainer, every: str | int) -> None:
+def refuse_unsupported(trainer: Trainer, every: str | int, strategies: Iterable[str]) -> None:
     """Raises for a trainer whose weights cannot be averaged, or which would never decide."""
     if trainer.is_deepspeed_enabled:
         raise ValueError("ASWACallback does not support DeepSpeed, which keeps the weights to itself. Use DDP.")
@@ -33,6 +32,32 @@ def refuse_unsupported(trainer: Trainer, every: str | int) -> None:
         raise ValueError("ASWA decides by validation: give the Trainer an eval_dataset.")
     if every == "evaluation" and trainer.args.eval_strategy == IntervalStrategy.NO:
         raise ValueError("every='evaluation' with eval_strategy='no' would never decide. Use every='epoch'.")
+    always = every == "evaluation" or (every in ("epoch", 1) and trainer.args.eval_strategy == IntervalStrategy.EPOCH)
+    if followed_strategy(strategies, trainer.args) and not always:
+        raise ValueError(
+            f"metric_for_best_model={trainer.args.metric_for_best_model!r} needs a decision at every evaluation, but "
+            f"with every={every!r} and eval_strategy={trainer.args.eval_strategy.value!r} there are evaluations "
+            "without one. Use every='evaluation'."
+        )
+
+
+def check_options(every: Any, batchnorm: Any, bn_batches: Any, flags: Mapping[str, Any]) -> None:
+    """Refuses options of a wrong kind when the callback is built, not when training has begun."""
+    if every not in ("epoch", "evaluation") and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
+        raise ValueError(f"every must be 'epoch', 'evaluation' or a number of epochs, got {every!r}.")
+    if batchnorm not in BATCHNORM_POLICIES:
+        raise ValueError(f"batchnorm must be one of {', '.join(BATCHNORM_POLICIES)}, got {batchnorm!r}.")
+    if bn_batches is not None and (not isinstance(bn_batches, int) or bn_batches < 1):
+        raise ValueError(f"bn_batches must be a number of batches, at least 1, or None for all, got {bn_batches!r}.")
+    for name, value in flags.items():
+        if value not in (True, False, None):
+            raise TypeError(f"{name} must be True or False, got {value!r}.")
+
+
+def followed_strategy(strategies: Iterable[str], args: TrainingArguments) -> str | None:
+    """The strategy that `metric_for_best_model` names, as in "eval_aswa_accuracy"."""
+    metric = (args.metric_for_best_model or "").removeprefix("eval_")
+    return next((name for name in strategies if metric.startswith(f"{name}_")), None)
 
 
 def choose_metric(metric: Metric | None, strategies: Iterable[str], args: TrainingArguments) -> Metric:
@@ -41,11 +66,13 @@ def choose_metric(metric: Metric | None, strategies: Iterable[str], args: Traini
 
 
 def choose_direction(
-    greater_is_better: bool | None, label: str, strategies: Iterable[str], args: TrainingArguments
+    greater_is_better: bool | None, metric: Metric, label: str, strategies: Iterable[str], args: TrainingArguments
 ) -> bool:
     """The given direction, or that of `metric_for_best_model`, or the Trainer's own rule."""
     if greater_is_better is not None:
         return greater_is_better
+    if isinstance(metric, Mapping) and any(k.endswith("loss") and weight > 0 for k, weight in metric.items()):
+        raise ValueError(f"metric={dict(metric)!r} adds a loss: say with greater_is_better= which way is better.")
     if args.greater_is_better is not None and label == _metric_of_best(strategies, args):
         return args.greater_is_better
     return not label.endswith("loss")
@@ -54,10 +81,7 @@ def choose_direction(
 def _metric_of_best(strategies: Iterable[str], args: TrainingArguments) -> str:
     """The running model's metric behind `metric_for_best_model`: "eval_aswa_accuracy" follows accuracy."""
     metric = (args.metric_for_best_model or "loss").removeprefix("eval_")
-    for name in strategies:
-        if metric.startswith(f"{name}_"):
-            return metric.removeprefix(f"{name}_")
-    return metric
+    return metric.removeprefix(f"{followed_strategy(strategies, args)}_")
 
 
 def datasets_of_metric(score: Score, trainer: Trainer) -> list[str]:
@@ -78,24 +102,6 @@ def datasets_of_metric(score: Score, trainer: Trainer) -> list[str]:
     return list(dict.fromkeys(needed)) or list(trainer.eval_dataset)
 
 
-def resumed_checkpoint(resume_from: str | Path | None, args: TrainingArguments, state: TrainerState) -> Path:
-    """The folder a resumed run starts from; the Trainer does not tell."""
-    given = args.resume_from_checkpoint
-    candidates = [Path(given)] if isinstance(given, str) else []
-    candidates.append(Path(args.output_dir) / f"checkpoint-{state.global_step}")
-    if resume_from is not None:
-        candidates = [Path(resume_from)]
-    for candidate in candidates:
-        saved = candidate / TRAINER_STATE_NAME
-        if saved.is_file() and TrainerState.load_from_json(str(saved)).global_step == state.global_step:
-            return candidate
-    raise FileNotFoundError(
-        f"The run resumes at step {state.global_step}, but {' and '.join(map(str, candidates))} is no checkpoint of "
-        "that step. The Trainer does not tell callbacks where it resumes from: pass resume_from=your_checkpoint to "
-        "ASWACallback."
-    )
-
-
 def named_factories(strategies: Sequence[str] | Mapping[str, Factory]) -> dict[str, Factory]:
     """What builds each strategy, by name."""
     if isinstance(strategies, str):
@@ -104,16 +110,83 @@ def named_factories(strategies: Sequence[str] | Mapping[str, Factory]) -> dict[s
         if wrong := [name for name, factory in strategies.items() if not callable(factory)]:
             raise TypeError(f"strategies[{wrong[0]!r}] must be a function that builds a strategy for a model.")
         return dict(strategies)
+    if not strategies:
+        raise ValueError(f"Name at least one strategy of {', '.join(STRATEGIES)}.")
     if unknown := [name for name in strategies if name not in STRATEGIES]:
         raise ValueError(f"Unknown strategy {unknown[0]!r}. Known are {', '.join(STRATEGIES)}.")
     return {name: STRATEGIES[name] for name in strategies}
 
 
+def build_strategies(
+    factories: Mapping[str, Factory], model: nn.Module, state: TrainerState, options: Mapping[str, Any]
+) -> dict[str, Strategy]:
+    """The strategies of a run; those given by name with `options`, those given as functions as these build them."""
+    options = dict(options)
+    hard_updates = options.pop("hard_updates")
+    by_kind: dict[Any, dict[str, Any]] = {
+        ASWA: {"hard_updates": hard_updates},
+        # The last quarter of the run, as the SWA paper does.
+        SWA: {"start": 0.75},
+        # A short run must not be dominated by its first weights.
+        EMA: {"warmup": True},
+    }
+    strategies = {}
+    for name, factory in factories.items():
+        if isinstance(factory, type):
+            strategy = factory(model, **options, **by_kind.get(factory, {}))
+        else:
+            strategy = factory(model)
+            if not isinstance(strategy, Strategy):
+                raise TypeError(
+                    f"strategies[{name!r}] must build a strategy for a model, got {type(strategy).__name__}."
+                )
+            strategy.greater_is_better = options["greater_is_better"]
+        if isinstance(strategy, SWA) and strategy.total is None:
+            strategy.total_steps = state.max_steps
+        strategies[name] = strategy
+    return strategies
+
+
+def steps_to_first_decision(every: str | int, args: TrainingArguments, loader: Any) -> int:
+    """How many steps a run needs to come to a decision; 0 if that cannot be told."""
+    if every == "evaluation" or loader is None or not has_length(loader):
+        return 0
+    return -(-len(loader) // args.gradient_accumulation_steps) * (every if isinstance(every, int) else 1)
+
+
+class LastInLine(TrainerCallback):
+    """Tells a callback of the end of a step or an epoch when all others have had their say."""
+
+    def __init__(self, owner: Any):
+        self.owner = owner
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.owner.step_ended(args, state, control)
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.owner.epoch_ended(args, state, control)
+
+
+def take_places(trainer: Trainer, callback: TrainerCallback) -> None:
+    """Right behind the default flow, so that whoever reads an evaluation's metrics finds the ensemble's in them.
+
+    And once more at the very end, where it is known whether the Trainer will evaluate and save.
+    """
+    handler = trainer.callback_handler
+    others = [c for c in handler.callbacks if c is not callback and getattr(c, "owner", None) is not callback]
+    position = next((i + 1 for i, c in enumerate(others) if isinstance(c, DefaultFlowCallback)), 0)
+    # A new list: the handler is iterating over the old one.
+    handler.callbacks = [*others[:position], callback, *others[position:], LastInLine(callback)]
+
+
 @contextmanager
 def unheard(trainer: Trainer) -> Iterator[None]:
     """Evaluations inside are not logged and reach no callback but the progress bar."""
-    handler, control = trainer.callback_handler, trainer.control
-    callbacks, should_evaluate = handler.callbacks, control.should_evaluate
+    handler, control, callbacks = trainer.callback_handler, trainer.control, trainer.callback_handler.callbacks
     had_own_log = "log" in vars(trainer)
     log = trainer.log
     progress = [callback for callback in callbacks if isinstance(callback, ProgressCallback)]
@@ -125,7 +198,6 @@ def unheard(trainer: Trainer) -> Iterator[None]:
         yield
     finally:
         handler.callbacks = callbacks
-        control.should_evaluate = should_evaluate
         if had_own_log:
             trainer.log = log
         else:

@@ -79,8 +79,21 @@ class Trajectory(list[Record]):
 
 
 def encode_number(value: Any) -> Any:
-    """NaN and infinities as text: JSON has no numbers for them, and strict readers reject the file."""
+    """NaN and infinities, also inside lists and dicts, as text: strict JSON has no numbers for them."""
+    if isinstance(value, Mapping):
+        return {key: encode_number(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [encode_number(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def decode_numbers(value: Any) -> Any:
+    """What `encode_number` was given."""
+    if isinstance(value, dict):
+        return {key: decode_numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [decode_numbers(item) for item in value]
+    return float(value) if value in ("nan", "inf", "-inf") else value
 
 
 def decode_number(value: Any) -> float | None:

@@ -22,7 +22,7 @@ ORDER = [
     {"strategies", "ensembles"},
     {"checkpoint"},
     {"kge", "vision"},
-    {"trainer", "trainer_setup", "loop"},
+    {"trainer", "trainer_files", "trainer_setup", "loop"},
     {"hub"},
     {"cli"},
 ]
