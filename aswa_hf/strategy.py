@@ -106,6 +106,8 @@ class Strategy(ABC):
                 f"update() takes a function that returns the validation score, got {type(evaluate).__name__}. A score "
                 "of the running model that is known already goes in as running_score=."
             )
+        if running_score is not None:
+            running_score = self._agreed(running_score)
         with preserved_rng():
             outcome = self._decide(evaluate, running_score, step)
         with uninterrupted():
@@ -200,10 +202,12 @@ class Strategy(ABC):
             raise TypeError(
                 f"evaluate() must return one number, the validation score, got {type(value).__name__}: {value!r}."
             ) from None
-        return self._checked(score, of)
+        return self._checked(self._agreed(score), of)
+
+    def _agreed(self, score: float) -> float:
+        return agree(float(score), next(self.model.parameters()).device)
 
     def _checked(self, score: float, of: str) -> float:
-        score = agree(float(score), next(self.model.parameters()).device)
         if not policy.is_usable(score):
             warn_caller(
                 f"The validation score of the {of} is {score} at decision point {len(self.trajectory)}: it counts as "

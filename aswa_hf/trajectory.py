@@ -172,23 +172,26 @@ def plot_trajectories(
         Decision.HARD: ("tab:orange", "s", "hard: restart from running"),
         Decision.REJECT: ("tab:red", "x", "reject: unchanged"),
     }
+    _focus(axis, trajectories[main])
+    low, high = axis.get_ylim()
     for decision, (color, marker, label) in marks.items():
         points = [r for r in trajectories[main] if r.decision is decision and r.score is not None]
         if points:
             axis.scatter(
                 [_position(r) for r in points],
-                [r.score for r in points],
+                # A decision outside the view is marked at its edge.
+                [min(max(r.score or 0.0, low), high) for r in points],
                 color=color,
                 marker=marker,
                 s=42,
                 zorder=3,
+                clip_on=False,
                 label=label,
             )
     axis.set_ylabel(f"validation {metric}")
     axis.set_title(title or "Adaptive Stochastic Weight Averaging")
     axis.grid(alpha=0.25)
     figure.legend(fontsize=8, loc="outside lower center", ncols=4)
-    _focus(axis, trajectories[main])
 
     width = min((b - a for a, b in pairwise(x)), default=1.0) * 0.8
     weights.bar(x, trajectories[main].alphas, width=width, color="tab:blue", alpha=0.7)

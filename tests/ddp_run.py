@@ -1,9 +1,11 @@
 """One Trainer job under `torchrun`: each rank writes what it ended with to FOLDER/rank<r>.safetensors and .json.
 
-ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2 ddp_run.py KIND FOLDER [--stop | --resume]
+ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2 ddp_run.py KIND FOLDER [--stop | --resume | --disagree]
 """
 
+import itertools
 import json
+import random
 import sys
 from pathlib import Path
 
@@ -12,6 +14,8 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from training import make_trainer, weights_of, with_aswa
 from transformers import TrainerCallback
+
+calls = itertools.count(step=10)
 
 
 class StopAfterThree(TrainerCallback):
@@ -24,7 +28,12 @@ def main() -> None:
     torch.set_num_threads(1)
     resume = "--resume" in flags
     trainer = make_trainer(kind, folder, examples=96, callbacks=[StopAfterThree()] if "--stop" in flags else None)
-    callback = with_aswa(trainer, strategies=("aswa", "swa", "ema", "best", "last"))
+    options = {}
+    if "--disagree" in flags:
+        # Each rank scores for itself, and the running model's statistics stay its own.
+        trainer.compute_metrics = lambda predictions: {"luck": random.Random(dist.get_rank() + next(calls)).random()}
+        options = {"metric": "luck", "batchnorm": "copy"}
+    callback = with_aswa(trainer, strategies=("aswa", "swa", "ema", "best", "last"), **options)
     trainer.train(resume_from_checkpoint=resume or None)
 
     result = {f"model/{name}": tensor for name, tensor in weights_of(trainer.model).items()}

@@ -60,7 +60,7 @@ def simulate(points: list[tuple[float, float, float]], *, hard_updates: bool = T
 
 
 def by_the_book(n: int, score_a: float, s: float, s_hat: float, hard_updates: bool) -> tuple[str, int, float]:
-    """Section 1 of the design, word by word, for greater is better."""
+    """The rule as written in policy.py, word by word, for greater is better."""
     s = s if math.isfinite(s) else -INF
     s_hat = s_hat if math.isfinite(s_hat) else -INF
     if n == 0:

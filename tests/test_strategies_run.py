@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import random
+import signal
 
 import numpy as np
 import pytest
@@ -330,3 +332,43 @@ def test_an_empty_state_empties_the_ensemble():
     aswa.load_state_dict(empty)
     assert (aswa.members, aswa.score, len(aswa.trajectory), aswa.average.is_empty) == (0, None, 0, True)
     assert aswa.update(lambda: 0.1) is Decision.INIT
+
+
+@pytest.mark.parametrize(("scores", "decision"), [([0.2, 0.1, 0.9], "soft"), ([0.2, 0.9, 0.1], "hard")])
+def test_an_interrupt_while_a_decision_is_carried_out_comes_when_it_is_complete(scores, decision, monkeypatch):
+    model = nn.Linear(2, 2)
+    aswa = ASWA(model)
+    aswa.update(lambda: scores[0])
+    with torch.no_grad():
+        model.weight += 1
+    changed = {"soft": "blend", "hard": "assign"}[decision]
+    original = getattr(type(aswa.average), changed)
+
+    def interrupted(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(type(aswa.average), changed, interrupted)
+    remaining = iter(scores[1:])
+    with pytest.raises(KeyboardInterrupt):
+        aswa.update(lambda: next(remaining))
+    assert [record.decision.value for record in aswa.trajectory] == ["init", decision]
+    assert aswa.score == 0.9
+    assert aswa.members == {"soft": 2, "hard": 1}[decision]
+    expected = model.weight - (0.5 if decision == "soft" else 0)
+    torch.testing.assert_close(aswa.average.averaged["weight"], expected.detach())
+
+
+def test_strategies_that_never_average_need_no_training_batches():
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    for strategy in (BestCheckpoint(model), LastCheckpoint(model)):
+        strategy.update(lambda: 1.0)
+        with strategy.swapped():
+            assert torch.equal(model[1].running_mean, strategy.average.copied["1.running_mean"])
+
+
+def test_a_score_instead_of_a_function_is_explained():
+    with pytest.raises(
+        TypeError, match=r"takes a function that returns the validation score, got float.*running_score="
+    ):
+        ASWA(nn.Linear(1, 1)).update(0.5)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Annotated
 
 import typer
 
+from aswa_hf import __version__
 from aswa_hf.cli.demo import demo
 from aswa_hf.cli.evaluate import evaluate
 from aswa_hf.cli.predict import predict
@@ -18,6 +20,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"aswa-hf {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Better weights from the training run you already do: Adaptive Stochastic Weight Averaging."""
+
+
 app.command()(demo)
 app.add_typer(train, name="train")
 app.command()(evaluate)

@@ -27,7 +27,7 @@ def demo(
     output_dir: Annotated[Path, typer.Option(help="Folder for the trajectory and its picture.")] = Path("aswa-demo"),
     epochs: Annotated[int, typer.Option(min=1, help="How long to train.")] = 30,
     model: Annotated[str, typer.Option(help="Any timm model that works on 32×32 pixels.")] = "test_convnext",
-    seed: Annotated[int, typer.Option(help="Seed of the data split, the weights and the batches.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the data split, the weights and the batches.")] = 0,
 ) -> None:
     """Train a small timm model on handwritten digits and compare five ways to choose the final weights.
 
@@ -74,6 +74,8 @@ def demo(
 
 def _prepare(model: str, epochs: int, seed: int, output_dir: Path) -> tuple[Trainer, ASWACallback, Any]:
     """The trainer, its callback, and the test set."""
+    import difflib
+
     import timm
     from transformers import Trainer, TrainingArguments, set_seed
 
@@ -82,14 +84,19 @@ def _prepare(model: str, epochs: int, seed: int, output_dir: Path) -> tuple[Trai
     from aswa_hf.vision.training import ImageClassifier, accuracy
 
     if not timm.is_model(model):
-        known = ", ".join(timm.list_models(f"*{model.split('_')[0]}*")[:5]) or "see timm.list_models()"
-        raise ValueError(f"timm has no model {model!r}. Similar ones: {known}.")
+        similar = difflib.get_close_matches(model, timm.list_models(), n=5, cutoff=0.3)
+        raise ValueError(f"timm has no model {model!r}. Similar ones: {', '.join(similar)}.")
     output_dir.mkdir(parents=True, exist_ok=True)
     splits = load_digits(train=200, validation=700, seed=seed)
     digits = {name: TensorImages(split, size=32) for name, split in splits.items()}
     set_seed(seed)
+    classifier = ImageClassifier(model, num_classes=10, in_chans=1)
+    try:
+        classifier.eval()(digits["test"].pixel_values[:1])
+    except (AssertionError, RuntimeError, ValueError) as error:
+        raise ValueError(f"{model} does not work on 32×32 pixels: {error}. Choose another --model.") from None
     trainer = Trainer(
-        ImageClassifier(model, num_classes=10, in_chans=1),
+        classifier,
         TrainingArguments(
             output_dir=str(output_dir),
             num_train_epochs=epochs,

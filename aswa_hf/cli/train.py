@@ -28,7 +28,7 @@ def kge(
     p: Annotated[int, typer.Option(min=0, help="Keci: base vectors that square to +1.")] = 0,
     q: Annotated[int, typer.Option(min=0, help="Keci: base vectors that square to −1.")] = 1,
     strategies: Annotated[str, typer.Option(help="Which to keep, the first to ship.")] = "aswa,swa,ema,best,last",
-    seed: Annotated[int, typer.Option(help="Seed of the weights and the batches.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the weights and the batches.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint of the run.")] = False,
 ) -> None:
     """Train a link predictor on a knowledge graph and rank the test triples with each strategy's weights.
