@@ -66,3 +66,11 @@ def test_the_settings_of_the_callback(mark, tmp_path):
     trainer.train()
     assert len(names["callback"].strategies) >= 4
     assert all(strategy.members for strategy in names["callback"].strategies.values())
+
+
+def test_link_prediction(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(block("LinkPredictor(model"), names)
+    assert names["trainer"].state.epoch == 20
+    assert "locatedin" in capsys.readouterr().out

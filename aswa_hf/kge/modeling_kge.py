@@ -19,7 +19,7 @@ from transformers.utils import ModelOutput
 from .configuration_kge import KGEConfig
 
 # Logits computed at a time in training: large enough for a full matrix product, small enough for the cache.
-CHUNK = 1 << 21
+CHUNK = 1 << 20
 
 # The scorers by name, filled in by the classes below.
 SCORERS: dict[str, type[KGEModel]] = {}

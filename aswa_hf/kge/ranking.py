@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from aswa_hf.kge.data import KnowledgeGraph
     from aswa_hf.kge.modeling_kge import KGEModel
 
-# Scores kept at a time unless the caller says otherwise: 16 M, 64 MB in float32.
-SCORES_AT_A_TIME = 1 << 24
+# Scores made at a time unless the caller says otherwise: on a CPU as many as stay in its cache.
+SCORES_AT_A_TIME = {"cpu": 1 << 21}
+SCORES_ON_DEVICE = 1 << 24
 
 
 def evaluate_link_prediction(
@@ -47,7 +48,8 @@ def evaluate_link_prediction(
 def rank_triples(model: KGEModel, kg: KnowledgeGraph, split: str, batch_size: int | None = None) -> Tensor:
     """The filtered ranks of all triples of a split, by tail and by head, in no particular order."""
     queries, known = _index(kg, split)
-    rows_at_a_time = batch_size or max(1, SCORES_AT_A_TIME // kg.num_entities)
+    device = model.entity_embeddings.weight.device.type
+    rows_at_a_time = batch_size or max(1, SCORES_AT_A_TIME.get(device, SCORES_ON_DEVICE) // kg.num_entities)
     training = model.training
     model.eval()
     try:
@@ -80,16 +82,24 @@ def _ranks(
     device = scores.device
     rows = torch.from_numpy(_rows(target_offsets)).to(device)
     own = scores[rows, torch.from_numpy(targets).to(device)].unsqueeze(1)
-    filtered = torch.from_numpy(_rows(known_offsets)).to(device), torch.from_numpy(known).to(device)
     # A model that has diverged must not look perfect because nothing compares greater than NaN.
-    broken = ~scores.isfinite().all(1)
-    scores[filtered] = -torch.inf
-    greater, equal = [], []
-    for part in torch.arange(len(rows), device=device).split(max(1, len(scores))):
-        candidates = scores if len(part) == len(rows) == len(scores) else scores[rows[part]]
-        greater.append((candidates > own[part]).sum(1))
-        equal.append((candidates == own[part]).sum(1))
-    ranks = 1 + torch.cat(greater).double() + torch.cat(equal).double() / 2
+    broken = ~scores.sum(1).isfinite()
+    scores[torch.from_numpy(_rows(known_offsets)).to(device), torch.from_numpy(known).to(device)] = -torch.inf
+    ranks = torch.empty(len(rows), dtype=torch.float64, device=device)
+    difference = torch.empty_like(scores)
+
+    def rank(some: Tensor, candidates: Tensor) -> None:
+        # With g greater and e equal ones of n, Σ sign = g − (n − g − e), so that 1 + g + e/2 = 1 + (n + Σ sign)/2.
+        signs = torch.sub(candidates, own[some], out=difference[: len(some)]).sign_()
+        ranks[some] = 1 + (signs.shape[1] + signs.sum(1).double()) / 2
+
+    # The first target of each query needs no copy of the query's scores.
+    first = torch.from_numpy(target_offsets[:-1]).to(device)
+    rank(first, scores)
+    others = torch.ones(len(rows), dtype=torch.bool, device=device)
+    others[first] = False
+    for some in others.nonzero().squeeze(1).split(len(scores)):
+        rank(some, scores.index_select(0, rows[some]))
     return ranks.masked_fill_(broken[rows], torch.nan)
 
 
