@@ -114,6 +114,9 @@ class ASWACallback(TrainerCallback):
         self._greater_is_better = greater_is_better
         self._options = {"batchnorm": batchnorm, "bn_batches": bn_batches, "dtype": dtype, "device": device}
         self._hard_updates = hard_updates
+        # The evaluation of the running model that the Trainer is about to do: its metrics so far, by dataset.
+        self._expected: dict[str, float] | None = None
+        self._card_rows: list[dict[str, Any]] = []
         self.trainer: Trainer | None = None
         if trainer is not None:
             self.bind(trainer)
@@ -143,14 +146,12 @@ class ASWACallback(TrainerCallback):
         self.bind(trainer)  # arguments and datasets may have changed since
         take_places(trainer, self)
         self._loader: Any = None
-        # The evaluation of the running model that the Trainer is about to do: its metrics so far, by dataset.
-        self._expected: dict[str, float] | None = None
+        self._expected, self._card_rows = None, []
         self._events = 0
         self._decides = False
         self._last_metrics: tuple[int, dict[str, float]] = (-1, {})
         self._epoch_began, self._epoch_steps = state.global_step, 0
         self._metrics: dict[str, dict[str, Any]] = {}
-        self._card_rows: list[dict[str, Any]] = []
         with default_train_batches(self._train_batches, self._forward):
             self.strategies = build_strategies(self._factories, trainer.model, state, self._strategy_options())
         if state.global_step > 0:
@@ -178,9 +179,9 @@ class ASWACallback(TrainerCallback):
         metrics: dict[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
-        datasets = self._bound().eval_dataset
         if self._expected is None or metrics is None:
             return  # somebody else's evaluation
+        datasets = self._bound().eval_dataset
         self._expected.update(metrics)
         self._events += 1
         if self._events < (len(datasets) if isinstance(datasets, dict) else 1):
@@ -202,7 +203,7 @@ class ASWACallback(TrainerCallback):
     def on_push_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if not self._bound().is_in_train:
+        if self.trainer is None or not self.trainer.is_in_train:
             # The card of the model takes the last evaluation in the log for its own: the ensemble's, not the
             # running model's.
             state.log_history += self._card_rows
@@ -362,9 +363,10 @@ class ASWACallback(TrainerCallback):
             logger.warning(f"The {self.apply} ensemble is empty: {reason}. The running weights stay in the model.")
             return
         strategy.apply()
-        metrics = self.score.report(self._metrics[str(self.apply)], "")
-        row = {key.replace("eval__", "eval_", 1): value for key, value in metrics.items()}
-        self._card_rows = [{**row, "epoch": state.epoch, "step": state.global_step}]
+        if (metrics := self._metrics.get(str(self.apply))) is not None:
+            renamed = self.score.report(metrics, "").items()
+            row = {key.replace("eval__", "eval_", 1): value for key, value in renamed}
+            self._card_rows = [{**row, "epoch": state.epoch, "step": state.global_step}]
         logger.info(f"The model now holds the {self.apply} weights, {self.score.label} {strategy.score}.")
 
     # ---- setting up ----

@@ -269,3 +269,21 @@ def test_a_metric_that_is_no_number_is_named(value, tmp_path):
     with_aswa(trainer, metric="accuracy")
     with pytest.raises(TypeError, match="The metric 'eval_accuracy' must be one number, got"):
         trainer.train()
+
+
+def test_evaluations_before_and_after_training_are_nobodys_business(tmp_path):
+    callback = with_aswa(trainer := make_trainer("conv", tmp_path, save_strategy="no", num_train_epochs=2))
+    before = trainer.evaluate()
+    trainer.train()
+    after = trainer.evaluate()
+    assert not any("aswa" in key for key in (*before, *after))
+    assert decided_steps(callback) == [6, 12]
+    assert after["eval_loss"] == pytest.approx(callback.strategies["aswa"].score)
+
+
+def test_an_ema_that_was_never_scored_can_still_be_applied(tmp_path):
+    trainer = make_trainer("conv", tmp_path, save_strategy="no", max_steps=4)
+    callback = with_aswa(trainer, strategies=("ema",), apply="ema")
+    trainer.train()
+    averaged = callback.strategies["ema"].average.averaged
+    assert all(torch.equal(p, averaged[name]) for name, p in trainer.model.named_parameters())
