@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import metadata
 from typing import Annotated
 
 import typer
 
-from aswa_hf import __version__
 from aswa_hf.cli.demo import demo
 from aswa_hf.cli.evaluate import evaluate
 from aswa_hf.cli.predict import predict
@@ -24,7 +24,7 @@ app = typer.Typer(
 
 def _show_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"aswa-hf {__version__}")
+        typer.echo(f"aswa-hf {metadata.version('aswa-hf')}")
         raise typer.Exit
 
 
