@@ -13,6 +13,12 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+def wait_for_all() -> None:
+    """Goes on when every rank has come here."""
+    if world_size() > 1:
+        dist.barrier()
+
+
 def agree(value: float, device: torch.device) -> float:
     """Rank 0's `value`, on every rank: a decision taken on it is the same everywhere."""
     if world_size() == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from transformers.utils import logging
 from aswa_hf.averaging import persistent_buffers
 from aswa_hf.batchnorm import default_train_batches
 from aswa_hf.checkpoint import load_state, save_state
-from aswa_hf.distributed import broadcast_from_rank_0
+from aswa_hf.distributed import broadcast_from_rank_0, wait_for_all
 from aswa_hf.metrics import Metric, Score
 from aswa_hf.rng import preserved_rng
 from aswa_hf.strategies import ASWA
@@ -171,6 +172,11 @@ class ASWACallback(TrainerCallback):
         self._decide_if_missed(state)
         self._epoch_began = state.global_step
 
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._decide_if_missed(state)
+
     def on_evaluate(
         self,
         args: TrainingArguments,
@@ -197,6 +203,9 @@ class ASWACallback(TrainerCallback):
             self._write_ahead(args, state)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._decide_if_missed(state)
+        if saved_state(Path(args.output_dir) / f"checkpoint-{state.global_step}", state.global_step) is None:
+            self._write_ahead(args, state)  # a checkpoint that was asked for at the last moment
         if args.should_save:
             move_into_checkpoint(args.output_dir, state.global_step)
 
@@ -276,7 +285,8 @@ class ASWACallback(TrainerCallback):
         steps = state.global_step - self._epoch_began
         stopped = control.should_training_stop or control.should_epoch_stop
         if float(state.epoch or 0).is_integer() or not stopped:
-            self._epoch_steps = steps
+            # A pass that was resumed in its middle is shorter than the others.
+            self._epoch_steps = max(self._epoch_steps, steps)
             return True
         # Where the length of the data is not known, an epoch as long as the last one was not cut short.
         return steps == self._epoch_steps and not has_length(self._bound().train_dataset)
@@ -355,11 +365,10 @@ class ASWACallback(TrainerCallback):
 
     def _apply(self, state: TrainerState, strategy: Strategy) -> None:
         if strategy.members == 0:
-            reason = (
-                f"no decision point had a finite {self.score.label}"
-                if strategy.trajectory
-                else f"the run had no decision point with every={self.every!r}"
-            )
+            reason = f"the run had no decision point with every={self.every!r}"
+            if strategy.trajectory:
+                finite = any(_is_finite(record.running_score) for record in strategy.trajectory)
+                reason = "no snapshot was due" if finite else f"no decision point had a finite {self.score.label}"
             logger.warning(f"The {self.apply} ensemble is empty: {reason}. The running weights stay in the model.")
             return
         strategy.apply()
@@ -426,6 +435,10 @@ class ASWACallback(TrainerCallback):
                 )
             self._metrics = decode_numbers(content["metrics"])
             self._epoch_steps = content["epoch_steps"]
+            # If the run was killed before it could: a checkpoint keeps its state when others are dropped.
+            wait_for_all()
+            if args.should_save:
+                move_into_checkpoint(checkpoint.parent, state.global_step)
             self._make_up(args, state)
         elif any(f"{name}/decision" in log for log in state.log_history for name in self.strategies):
             complete = complete_checkpoints(checkpoint.parent)
@@ -454,3 +467,7 @@ class ASWACallback(TrainerCallback):
             due = self.every == "evaluation" or self._is_due(state)
             if due and not self._is_delayed(args, state):
                 self._decide(state, self._evaluate())
+
+
+def _is_finite(score: float | None) -> bool:
+    return score is not None and math.isfinite(score)

@@ -157,18 +157,25 @@ def steps_to_first_decision(every: str | int, args: TrainingArguments, loader: A
 class LastInLine(TrainerCallback):
     """Tells a callback of the end of a step or an epoch when all others have had their say."""
 
-    def __init__(self, owner: Any):
+    def __init__(self, owner: Any, trainer: Trainer):
         self.owner = owner
+        self.trainer = trainer
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self.owner.step_ended(args, state, control)
+        if self._is_in_use():
+            self.owner.step_ended(args, state, control)
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self.owner.epoch_ended(args, state, control)
+        if self._is_in_use():
+            self.owner.epoch_ended(args, state, control)
+
+    def _is_in_use(self) -> bool:
+        # Somebody who removes the callback does not know of this one.
+        return any(callback is self.owner for callback in self.trainer.callback_handler.callbacks)
 
 
 def take_places(trainer: Trainer, callback: TrainerCallback) -> None:
@@ -180,7 +187,7 @@ def take_places(trainer: Trainer, callback: TrainerCallback) -> None:
     others = [c for c in handler.callbacks if c is not callback and getattr(c, "owner", None) is not callback]
     position = next((i + 1 for i, c in enumerate(others) if isinstance(c, DefaultFlowCallback)), 0)
     # A new list: the handler is iterating over the old one.
-    handler.callbacks = [*others[:position], callback, *others[position:], LastInLine(callback)]
+    handler.callbacks = [*others[:position], callback, *others[position:], LastInLine(callback, trainer)]
 
 
 @contextmanager

@@ -80,6 +80,37 @@ def test_a_process_that_ends_before_the_state_is_moved_into_its_checkpoint_loses
     assert not list(tmp_path.glob("_aswa-*"))
 
 
+def test_a_state_found_waiting_is_given_to_its_checkpoint(tmp_path):
+    with_aswa(trainer := make_trainer("conv", tmp_path, num_train_epochs=3))
+    trainer.train()
+    shutil.move(tmp_path / "checkpoint-18" / "aswa", tmp_path / "_aswa-18")
+    for _ in range(2):
+        callback = with_aswa(resumed := make_trainer("conv", tmp_path, num_train_epochs=3))
+        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-18"))
+        assert decided_steps(callback) == [6, 12, 18]
+
+
+class AsksToSave(TrainerCallback):
+    def on_evaluate(self, args, state, control, **kwargs):
+        control.should_save = True
+
+
+def test_a_checkpoint_asked_for_at_the_last_moment_has_its_state(tmp_path):
+    trainer = make_trainer("conv", tmp_path, save_strategy="no", num_train_epochs=2, callbacks=[AsksToSave()])
+    with_aswa(trainer)
+    trainer.train()
+    for step in (6, 12):
+        assert json.loads((tmp_path / f"checkpoint-{step}" / "aswa" / "state.json").read_text())["step"] == step
+
+
+def test_a_removed_callback_decides_no_more(tmp_path):
+    callback = with_aswa(trainer := make_trainer("conv", tmp_path, save_strategy="no", num_train_epochs=2))
+    trainer.train()
+    trainer.remove_callback(callback)
+    trainer.train()
+    assert decided_steps(callback) == [6, 12]
+
+
 @pytest.mark.parametrize("save_strategy", ["epoch", "steps", "best"])
 def test_every_checkpoint_has_its_state_and_nothing_else_is_left(save_strategy, tmp_path):
     options = {"metric_for_best_model": "loss"} if save_strategy == "best" else {"save_steps": 4}
@@ -217,6 +248,15 @@ def test_a_stream_decides_after_every_pass_and_not_after_a_part(tmp_path):
         callback = with_aswa(trainer, strategies=("aswa", "swa"))
         trainer.train()
         assert decided_steps(callback) == expected
+
+
+def test_a_resumed_stream_decides_after_its_last_pass(tmp_path):
+    for folder, resume in ((tmp_path, None), (tmp_path, str(tmp_path / "checkpoint-12"))):
+        trainer = make_trainer("conv", folder, max_steps=18, save_strategy="steps", save_steps=4)
+        trainer.train_dataset = Stream()
+        callback = with_aswa(trainer)
+        trainer.train(resume_from_checkpoint=resume)
+        assert decided_steps(callback) == [6, 12, 18]
 
 
 def test_metrics_that_are_not_finite_are_saved_and_come_back(tmp_path):
