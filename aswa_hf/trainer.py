@@ -169,7 +169,6 @@ class ASWACallback(TrainerCallback):
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self._decide_if_missed(state)
         self._epoch_began = state.global_step
 
     def on_step_begin(
@@ -225,7 +224,6 @@ class ASWACallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self._decide_if_missed(state)
-        self._expected = None
         if self.apply is not None:
             self._apply(state, self.strategies[self.apply])
         if not args.should_save:
@@ -277,8 +275,8 @@ class ASWACallback(TrainerCallback):
 
     def _decide_if_missed(self, state: TrainerState) -> None:
         """Evaluates for itself if the evaluation that was to come did not tell the callbacks of its metrics."""
-        if self._expected is not None and self._decides:
-            self._expected = None
+        missed, self._expected = self._expected is not None, None
+        if missed and self._decides:
             self._decide(state, self._evaluate())
 
     def _is_full_epoch(self, state: TrainerState, control: TrainerControl) -> bool:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from aswa_hf.kge.modeling_kge import KGEModel
 
 # Scores made at a time unless the caller says otherwise: on a CPU as many as stay in its cache.
-SCORES_AT_A_TIME = {"cpu": 1 << 21}
+SCORES_ON_CPU = 1 << 21
 SCORES_ON_DEVICE = 1 << 24
 
 
@@ -48,8 +48,8 @@ def evaluate_link_prediction(
 def rank_triples(model: KGEModel, kg: KnowledgeGraph, split: str, batch_size: int | None = None) -> Tensor:
     """The filtered ranks of all triples of a split, by tail and by head, in no particular order."""
     queries, known = _index(kg, split)
-    device = model.entity_embeddings.weight.device.type
-    rows_at_a_time = batch_size or max(1, SCORES_AT_A_TIME.get(device, SCORES_ON_DEVICE) // kg.num_entities)
+    on_cpu = model.entity_embeddings.weight.device.type == "cpu"
+    rows_at_a_time = batch_size or max(1, (SCORES_ON_CPU if on_cpu else SCORES_ON_DEVICE) // kg.num_entities)
     training = model.training
     model.eval()
     try:
