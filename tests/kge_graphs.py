@@ -8,6 +8,12 @@ import numpy as np
 
 from aswa_hf.kge.data import KnowledgeGraph, load_kg
 
+TRIPLES = {
+    "train": [("a", "likes", "b"), ("b", "likes", "c"), ("c", "knows", "a")],
+    "valid": [("a", "likes", "c")],
+    "test": [("b", "knows", "a"), ("c", "likes", "c")],
+}
+
 
 def random_graph(
     folder: Path, *, entities: int = 12, relations: int = 3, triples: int = 80, seed: int = 0
@@ -25,3 +31,25 @@ def random_graph(
         lines = [f"e{h}\tr{r}\te{t}\n" for h, r, t in part]
         (folder / f"{name}.txt").write_text("".join(lines))
     return load_kg(folder)
+
+
+def write_graph(
+    folder: Path, triples=TRIPLES, *, suffix: str = ".txt", line: str = "{}\t{}\t{}\n", **contents
+) -> Path:
+    """A folder with a file per split; `contents` replaces whole files: train="a\\tb\\n", or bytes."""
+    folder.mkdir(exist_ok=True)
+    for split, rows in triples.items():
+        content = contents.get(split, "".join(line.format(*row) for row in rows))
+        (folder / (split + suffix)).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
+
+
+def labelled(kg: KnowledgeGraph, split: str) -> list[tuple[str, str, str]]:
+    entities, relations = kg.vocab.entities, kg.vocab.relations
+    return [(entities[h], relations[r], entities[t]) for h, r, t in kg.triples(split)]
+
+
+def assert_holds(kg: KnowledgeGraph, triples=TRIPLES) -> None:
+    assert labelled(kg, "train") == triples["train"]
+    assert labelled(kg, "validation") == triples["valid"]
+    assert labelled(kg, "test") == triples["test"]

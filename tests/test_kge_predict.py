@@ -5,17 +5,14 @@ import pytest
 import torch
 from kge_graphs import random_graph
 
-from aswa_hf.kge import ComplEx, KGEConfig, KGVocab, LinkPredictor
+from aswa_hf.kge import ComplEx, KGVocab, LinkPredictor
 
 
 @pytest.fixture(params=[True, False], ids=["inverses", "no inverses"])
 def predictor(request, tmp_path):
     kg = random_graph(tmp_path / "graph")
     torch.manual_seed(0)
-    config = KGEConfig(
-        num_entities=kg.num_entities, num_relations=kg.num_relations, dim=8, inverse_relations=request.param
-    )
-    return LinkPredictor(ComplEx(config), kg.vocab, kg)
+    return LinkPredictor(ComplEx(kg.config(dim=8, inverse_relations=request.param)), kg.vocab, kg)
 
 
 def plain_scores(predictor, head=None, relation=None, tail=None):

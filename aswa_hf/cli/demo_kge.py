@@ -8,7 +8,7 @@ from rich.console import Console
 from transformers import set_seed
 
 from aswa_hf.cli.progress import narrated, story
-from aswa_hf.kge import KGEConfig, KGEModel, KGETrainer, LinkPredictor, load_kg, paper_arguments
+from aswa_hf.kge import ComplEx, KGETrainer, LinkPredictor, load_kg, paper_arguments
 from aswa_hf.trainer import ASWACallback
 
 EPOCHS, DIM, LEARNING_RATE = 150, 32, 0.02
@@ -18,7 +18,6 @@ def demo_kge(console: Console, output_dir: Path, seed: int) -> None:
     """Trains a link predictor on the world's countries and asks it three questions whose answers were held back."""
     kg = load_kg("countries")
     set_seed(seed)
-    config = KGEConfig(num_entities=kg.num_entities, num_relations=kg.num_relations, dim=DIM, scorer="complex")
     arguments = paper_arguments(
         str(output_dir / "countries"),
         num_train_epochs=EPOCHS,
@@ -26,7 +25,7 @@ def demo_kge(console: Console, output_dir: Path, seed: int) -> None:
         seed=seed,
         disable_tqdm=True,
     )
-    trainer = KGETrainer(KGEModel(config), arguments, kg)
+    trainer = KGETrainer(ComplEx(kg.config(dim=DIM)), arguments, kg)
     callback = ASWACallback(trainer, metric="mrr", strategies=("aswa", "best", "last"))
     trainer.add_callback(callback)
     console.print(f"\nTraining [bold]ComplEx[/bold] on {kg.num_entities} countries and regions, {EPOCHS} epochs …")

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 from datasets import Dataset, DatasetDict
 
+from aswa_hf.kge.configuration_kge import KGEConfig
 from aswa_hf.kge.reading import COLUMNS, SUFFIXES, Triples, from_table, read_triples
 from aswa_hf.kge.vocab import KGVocab
 from aswa_hf.strategy import warn_caller
@@ -50,6 +51,10 @@ class KnowledgeGraph(DatasetDict):
     def num_relations(self) -> int:
         """How many relations there are, inverses not counted."""
         return self.vocab.num_relations
+
+    def config(self, **options: Any) -> KGEConfig:
+        """The configuration of a model for this graph: `kg.config(scorer="keci", dim=64)`."""
+        return KGEConfig(num_entities=self.num_entities, num_relations=self.num_relations, **options)
 
     def triples(self, split: str) -> np.ndarray:
         """The ids of a split as an (n, 3) int64 array: head, relation, tail."""
