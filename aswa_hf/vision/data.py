@@ -1,17 +1,31 @@
-"""Images for training and testing: loaded through `datasets`, then decoded once and kept as tensors."""
+"""Image datasets through `datasets`: the built-in digits, folders of images, datasets on the Hub."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import datasets
 import numpy as np
 import torch
-from datasets import Array2D, ClassLabel, Dataset, DatasetDict, Features
+from datasets import Array2D, ClassLabel, Dataset, DatasetDict, Features, Image
 from torch import Tensor
+
+from aswa_hf.strategy import warn_caller
+from aswa_hf.vision.tensors import ImageTensors, as_it_is
+
+__all__ = ["ImageTensors", "TensorImages", "as_it_is", "load_cifar", "load_digits"]
+
+IMAGE_COLUMNS = ("image", "img")
+LABEL_COLUMNS = ("label", "fine_label", "coarse_label")
 
 
 def load_digits(*, train: int = 500, validation: int = 500, seed: int = 0) -> DatasetDict:
     """scikit-learn's 1,797 real handwritten digits as train, validation and (what is left over) test split.
 
-    Columns: `image`, 8×8 grey levels from 0 to 16, and `label`.
+    Columns: `image`, 8×8 grey levels from 0 to 255, and `label`.
     """
     from sklearn.datasets import load_digits as sklearn_digits
 
@@ -22,16 +36,185 @@ def load_digits(*, train: int = 500, validation: int = 500, seed: int = 0) -> Da
             f"{len(digits.target)} digits for testing."
         )
     features = Features({"image": Array2D((8, 8), "uint8"), "label": ClassLabel(names=list("0123456789"))})
+    images = np.rint(digits.images * (255 / 16)).astype(np.uint8)
     order = np.random.default_rng(seed).permutation(len(digits.target))
     splits = np.split(order, [train, train + validation])
     return DatasetDict(
         {
             name: Dataset.from_dict(
-                {"image": digits.images[rows].astype(np.uint8), "label": digits.target[rows]}, features=features
+                {"image": images[rows], "label": digits.target[rows]}, features=features, split=name
             )
             for name, rows in zip(("train", "validation", "test"), splits, strict=True)
         }
     )
+
+
+def load_cifar(
+    name_or_path: str | os.PathLike[str],
+    val_ratio: float = 0.05,
+    seed: int = 0,
+    *,
+    label: str | None = None,
+    train_size: int | None = None,
+    revision: str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> DatasetDict:
+    """CIFAR-10, CIFAR-100 or images like them as train, validation and test split, with columns `image` and `label`.
+
+        load_cifar("uoft-cs/cifar10", val_ratio=0.1)           # a dataset on the Hub
+        load_cifar("uoft-cs/cifar100", label="coarse_label")   # the 20 coarse classes instead of the 100 fine ones
+        load_cifar("data/cifar10", train_size=10_000)          # a folder: train.parquet, test.parquet,
+                                                               # or train/<class>/*.png, test/<class>/*.png
+
+    The validation images are drawn from the training split, of every class its share and at least one. The same seed
+    draws the same images, whatever `train_size` is: that many of the others are kept for training, drawn likewise.
+    """
+    if isinstance(val_ratio, bool) or not 0 < val_ratio < 1:
+        raise ValueError(f"val_ratio is {val_ratio}. Expected the share of validation images, between 0 and 1.")
+    source = _read(name_or_path, revision, cache_dir)
+    splits = _same_classes({split: _two_columns(source[split], label) for split in ("train", "test")})
+    ids = {split: np.asarray(dataset.with_format("numpy")["label"][:]) for split, dataset in splits.items()}
+    counts = _check_classes(ids, splits["train"].features["label"].names)
+
+    held_out = np.clip(_shares(counts, round(val_ratio * counts.sum())), counts > 0, np.maximum(counts - 1, 0))
+    kept = counts - held_out
+    if train_size is not None:
+        classes = int((counts > 0).sum())
+        if not classes <= train_size <= kept.sum():
+            raise ValueError(
+                f"train_size is {train_size}. Expected at least {classes}, one image per class, and at most "
+                f"{kept.sum()}, what validation leaves of the training split."
+            )
+        kept = _shares(kept, train_size)
+    train, validation = _draw(ids["train"], kept, held_out, seed)
+    return DatasetDict(
+        train=_select(splits["train"], "train", train),
+        validation=_select(splits["train"], "validation", validation),
+        test=splits["test"],
+    )
+
+
+def _read(name_or_path: str | os.PathLike[str], revision: str | None, cache_dir: Any) -> DatasetDict:
+    """The source as it is, with a train and a test split."""
+    name, path = os.fspath(name_or_path), Path(name_or_path).expanduser()
+    if not path.is_dir() and (not name or path.is_absolute() or len(path.parts) > 2 or path.is_file()):
+        # The Hub would be asked for what cannot be there.
+        raise ValueError(
+            f"Found no images at {name!r}: not a folder. Expected one with train.parquet and test.parquet or with "
+            "train/<class>/ and test/<class>/, or a dataset on the Hub like uoft-cs/cifar10."
+        )
+    try:
+        source = datasets.load_dataset(
+            str(path) if path.is_dir() else name,
+            revision=revision,
+            cache_dir=None if cache_dir is None else str(cache_dir),
+        )
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        where = "the folder" if path.is_dir() else "from the Hub (there is no such folder)"
+        raise ValueError(f"Could not read the images of {name!r} {where}: {error}") from error
+    missing = [split for split in ("train", "test") if not len(source.get(split, []))]
+    if missing:
+        found = ", ".join(f"{split} ({len(dataset)} images)" for split, dataset in source.items())
+        raise ValueError(
+            f"{name} has no images for {' and '.join(missing)}. Expected splits train and test, got {found}."
+        )
+    if "validation" in source:
+        warn_caller(
+            f"The validation split of {name} is left out: validation images are drawn from its training split."
+        )
+    return source
+
+
+def _two_columns(dataset: Dataset, label: str | None) -> Dataset:
+    """The dataset with its images as `image` and one of its labels as `label`, and nothing else."""
+    columns = dataset.column_names
+    images = next((name for name in IMAGE_COLUMNS if name in columns), None)
+    labels = next((name for name in ((label,) if label else LABEL_COLUMNS) if name in columns), None)
+    if images is None or labels is None:
+        wanted = f"{' or '.join(IMAGE_COLUMNS)}, and {label or ' or '.join(LABEL_COLUMNS)}"
+        raise ValueError(f"Expected columns {wanted}; the {dataset.split} split has {', '.join(columns)}.")
+    dataset = dataset.select_columns([images, labels])
+    if labels != "label":
+        dataset = dataset.rename_column(labels, "label")
+    if images != "image":
+        dataset = dataset.rename_column(images, "image")
+    if isinstance(dataset.features["image"], (dict, datasets.Value)):  # encoded images that parquet does not mark
+        dataset = dataset.cast_column("image", Image())
+    return dataset
+
+
+def _same_classes(splits: Mapping[str, Dataset]) -> dict[str, Dataset]:
+    """The splits with labels numbered alike, as a `ClassLabel`: they may be numbers or text so far."""
+    features = {split: dataset.features["label"] for split, dataset in splits.items()}
+    names = {split: feature.names for split, feature in features.items() if isinstance(feature, ClassLabel)}
+    if len(names) == len(splits):
+        if names["train"] != names["test"]:
+            raise ValueError(f"The classes of train, {names['train']}, are not those of test, {names['test']}.")
+        return dict(splits)
+    values = {split: dataset.with_format(None)["label"][:] for split, dataset in splits.items()}
+    distinct = {value for found in values.values() for value in found}
+    kinds = {type(value) for value in distinct}
+    if kinds == {int} and min(distinct) >= 0:
+        classes, ids = [str(number) for number in range(max(distinct) + 1)], values
+    elif kinds == {str}:
+        classes = sorted(distinct)
+        ids = {split: [classes.index(value) for value in found] for split, found in values.items()}
+    else:
+        raise ValueError(f"Expected labels that are class numbers from 0 or names, got {features}.")
+    return {
+        split: dataset.remove_columns("label").add_column("label", ids[split], feature=ClassLabel(names=classes))
+        for split, dataset in splits.items()
+    }
+
+
+def _check_classes(ids: Mapping[str, np.ndarray], names: list[str]) -> np.ndarray:
+    """How many training images each class has; an error if one cannot be learned and tested."""
+    for split, found in ids.items():
+        bad = np.flatnonzero(~((found >= 0) & (found < len(names))))  # a missing label is -1 or not a number
+        if len(bad):
+            raise ValueError(
+                f"Image {bad[0]} of {split} has the label {found[bad[0]]}, not one of {len(names)} classes."
+            )
+    train, test = (np.bincount(ids[split].astype(np.int64), minlength=len(names)) for split in ("train", "test"))
+    named = np.asarray(names)
+    if (train[test > 0] == 0).any():
+        raise ValueError(f"Test images, but no training images, of {_few(named[(test > 0) & (train == 0)])}.")
+    if (train == 1).any():
+        raise ValueError(
+            f"A single training image of {_few(named[train == 1])}. Expected two or more of each class, for training "
+            "and for validation."
+        )
+    if (test == 0).any():
+        absent = named[test == 0]
+        warn_caller(f"No test images of {_few(absent)}: these classes do not count in the test score.")
+    return train
+
+
+def _few(names: np.ndarray) -> str:
+    return f"{len(names)} classes ({', '.join(names[:5])}{', …' if len(names) > 5 else ''})"
+
+
+def _shares(counts: np.ndarray, total: int) -> np.ndarray:
+    """`total` distributed in proportion to `counts`: rounded down, and the rest to the largest remainders."""
+    exact = counts * (total / counts.sum())
+    shares = np.floor(exact).astype(np.int64)
+    shares[np.argsort(shares - exact, kind="stable")[: total - shares.sum()]] += 1
+    return shares
+
+
+def _draw(labels: np.ndarray, kept: np.ndarray, held_out: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows for training and rows for validation, as many of each class as is said, in ascending order."""
+    train, validation = [], []
+    generator = np.random.default_rng(seed)
+    for label, (keep, hold) in enumerate(zip(kept, held_out, strict=True)):
+        rows = generator.permutation(np.flatnonzero(labels == label))
+        validation.append(rows[:hold])
+        train.append(rows[hold : hold + keep])
+    return np.sort(np.concatenate(train)), np.sort(np.concatenate(validation))
+
+
+def _select(dataset: Dataset, split: str, rows: np.ndarray) -> Dataset:
+    return Dataset(dataset.data, info=dataset.info, split=datasets.NamedSplit(split)).select(rows)
 
 
 class TensorImages(torch.utils.data.Dataset[dict[str, Tensor]]):
@@ -40,9 +223,9 @@ class TensorImages(torch.utils.data.Dataset[dict[str, Tensor]]):
     Decoding happens once, here, and not in every epoch.
     """
 
-    def __init__(self, dataset: Dataset, *, size: int, brightest: int = 16):
+    def __init__(self, dataset: Dataset, *, size: int):
         table = dataset.with_format("numpy")
-        images = torch.as_tensor(np.asarray(table["image"][:]), dtype=torch.float32)[:, None] * (2 / brightest) - 1
+        images = torch.as_tensor(np.asarray(table["image"][:]), dtype=torch.float32)[:, None] * (2 / 255) - 1
         self.pixel_values = torch.nn.functional.interpolate(images, size=size, mode="bilinear")
         self.labels = torch.as_tensor(np.asarray(table["label"][:]))
 
