@@ -10,12 +10,13 @@ The processes are forked, since importing the libraries takes longer than traini
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from training import make_trainer, weights_of, with_aswa
+from training import assert_same_tensors, make_trainer, weights_of, with_aswa
 from transformers import TrainerCallback
 
 
@@ -66,6 +67,22 @@ def in_own_process(*job) -> int:
             os._exit(1)
     status = os.waitpid(child, 0)[1]
     return os.waitstatus_to_exitcode(status)
+
+
+def assert_bit_identical(kind: str, folder: Path, save_strategy: str, kills: list[int]) -> None:
+    """Runs the job straight through and once with each kill, and compares all weights and histories."""
+    command = [sys.executable, __file__, kind, str(folder), save_strategy, "0", *map(str, kills)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr[-3000:]
+
+    straight = load_file(folder / "0" / "result.safetensors")
+    history = json.loads((folder / "0" / "result.json").read_text())
+    assert len(history["aswa"]["records"]) == 6
+    assert any(name.startswith("running/") for name in straight)
+    assert len({record["decision"] for record in history["aswa"]["records"]}) >= 2
+    for kill_after in kills:
+        assert_same_tensors(straight, load_file(folder / str(kill_after) / "result.safetensors"))
+        assert json.loads((folder / str(kill_after) / "result.json").read_text()) == history
 
 
 def main() -> None:

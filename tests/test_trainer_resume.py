@@ -1,17 +1,10 @@
 """A run that is killed and resumed ends as if nothing had happened."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-from safetensors.torch import load_file
-from training import assert_same_tensors, make_trainer, with_aswa
+from killed_runs import assert_bit_identical
+from training import make_trainer, with_aswa
 
 from aswa_hf.checkpoint import AVERAGE_FILE
-
-SCRIPT = Path(__file__).with_name("killed_runs.py")
 
 
 @pytest.mark.parametrize(
@@ -24,19 +17,7 @@ SCRIPT = Path(__file__).with_name("killed_runs.py")
     ],
 )
 def test_killed_after_any_epoch_and_resumed_the_run_is_bit_identical(kind, save_strategy, kills, tmp_path):
-    command = [sys.executable, str(SCRIPT), kind, str(tmp_path), save_strategy, "0", *map(str, kills)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr[-3000:]
-
-    straight = load_file(tmp_path / "0" / "result.safetensors")
-    history = json.loads((tmp_path / "0" / "result.json").read_text())
-    assert len(history["aswa"]["records"]) == 6
-    assert any(name.startswith("running/") for name in straight)
-    assert len({record["decision"] for record in history["aswa"]["records"]}) >= 2
-    for kill_after in kills:
-        folder = tmp_path / str(kill_after)
-        assert_same_tensors(straight, load_file(folder / "result.safetensors"))
-        assert json.loads((folder / "result.json").read_text()) == history
+    assert_bit_identical(kind, tmp_path, save_strategy, kills)
 
 
 def test_resuming_without_the_averaging_state_names_the_last_complete_checkpoint(tmp_path):

@@ -1,4 +1,7 @@
-"""Small real models and the `Trainer` runs the tests share: text, text with LoRA adapters, images with BatchNorm."""
+"""Small real models and the `Trainer` runs the tests share.
+
+Text, text with LoRA adapters, images with BatchNorm, links between countries (by the training scheme's name).
+"""
 
 from __future__ import annotations
 
@@ -95,6 +98,9 @@ def make_trainer(kind: str, output_dir: str | Path, *, examples: int = 48, **opt
         "seed": 7,
     } | options
     set_seed(7)
+    if kind not in MODELS:
+        arguments["per_device_train_batch_size"] *= 20
+        return link_trainer(kind, TrainingArguments(**arguments), **trainer_options)
     data = image_data if kind == "conv" else text_data
     return Trainer(
         **{
@@ -108,9 +114,19 @@ def make_trainer(kind: str, output_dir: str | Path, *, examples: int = 48, **opt
     )  # fmt: skip
 
 
+def link_trainer(scheme: str, args: TrainingArguments, **options: Any) -> Trainer:
+    """A link predictor with dropout, for which validation is ranking."""
+    from aswa_hf.kge import Keci, KGETrainer, load_kg
+
+    kg = load_kg("countries")
+    model = Keci(kg.config(dim=16, p=1, q=2, input_dropout=0.1, query_dropout=0.1))
+    return KGETrainer(model, args, kg, scheme=scheme, negatives=4, **options)
+
+
 def with_aswa(trainer: Trainer, **options: Any) -> ASWACallback:
     """Adds the callback to `trainer` and gives it back."""
-    callback = ASWACallback(trainer, **({"metric": "loss"} | options))
+    metric = "mrr" if hasattr(trainer, "kg") else "loss"
+    callback = ASWACallback(trainer, **({"metric": metric} | options))
     trainer.add_callback(callback)
     return callback
 
