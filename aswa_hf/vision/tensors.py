@@ -103,7 +103,7 @@ def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
     return images.float().mul_(scale.view(-1, 1, 1)).add_(shift.view(-1, 1, 1))
 
 
-def as_it_is(batch: Batch) -> Batch:
+def as_it_is(batch: Any) -> Any:
     """`collate_fn` of a `DataLoader`, `data_collator` of a Trainer: the dataset has made the batch already."""
     return batch
 
