@@ -19,8 +19,6 @@ def narrated(
     trainer: Trainer, callback: ASWACallback, console: Console, *, show: Literal["all", "changes", "none"] = "all"
 ) -> Iterator[None]:
     """Shows a progress bar and a line for every decision, or every change, instead of the Trainer's own output."""
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    progress = Progress(*columns, console=console, transient=True)
     width = len(str(int(trainer.args.num_train_epochs)))
     colors = {"init": "blue", "soft": "green", "hard": "yellow", "reject": "red"}
 
@@ -28,29 +26,44 @@ def narrated(
         return callback.strategies.get("aswa") or next(iter(callback.strategies.values()))
 
     class Narrator(TrainerCallback):
-        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            progress.add_task("steps", total=state.max_steps)
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            progress.update(progress.task_ids[0], completed=state.global_step)
-
         def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             record = strategy().trajectory[-1]
             decision = record.decision.value
             if show == "none" or (show == "changes" and decision == "reject"):
                 return
-            progress.console.print(
+            console.print(
                 f"epoch {record.index + 1:{width}d}   running {100 * (record.running_score or 0):6.2f}   "
                 f"ensemble {100 * (record.score or 0):6.2f}   [{colors[decision]}]{decision}[/]"
             )
 
-    trainer.remove_callback(PrinterCallback)
     trainer.add_callback(Narrator())
+    try:
+        with steps_shown(trainer, console):
+            yield
+    finally:
+        trainer.remove_callback(Narrator)
+
+
+@contextmanager
+def steps_shown(trainer: Trainer, console: Console, description: str = "steps") -> Iterator[None]:
+    """Shows a progress bar instead of the Trainer's own output."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    progress = Progress(*columns, console=console, transient=True)
+
+    class Bar(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            progress.add_task(description, total=state.max_steps, completed=state.global_step)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            progress.update(progress.task_ids[0], completed=state.global_step)
+
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(Bar())
     try:
         with progress:
             yield
     finally:
-        trainer.remove_callback(Narrator)
+        trainer.remove_callback(Bar)
 
 
 def story(strategy: Strategy) -> str:

@@ -35,7 +35,7 @@ def kge(
 
     Example: `aswa-hf train kge --dataset countries --model keci --epochs 100 --output-dir runs/countries`
     """
-    from aswa_hf.cli.runs import train_kge
+    from aswa_hf.cli.runs_kge import train_kge
 
     train_kge(
         dataset=dataset,
@@ -49,6 +49,53 @@ def kge(
         p=p,
         q=q,
         strategies=strategies.split(","),
+        seed=seed,
+        resume=resume,
+    )
+
+
+@train.command()
+def image(
+    dataset: Annotated[str, typer.Option(help="digits, a folder of parquet files or images, or a Hub dataset.")],
+    output_dir: Annotated[Path, typer.Option(help="The run's folder: weights, checkpoints, results.")],
+    model: Annotated[str, typer.Option(help="A timm model; also vgg16_bn_cifar, …")] = "preresnet20_cifar",
+    recipe: Annotated[str | None, typer.Option(help="vgg16, wrn28_10, … (the model's).")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="How long to train (as the recipe says).")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Images per step (as the recipe says).")] = None,
+    lr: Annotated[float | None, typer.Option(min=0, help="First learning rate of SGD (the recipe's).")] = None,
+    strategies: Annotated[str, typer.Option(help="Which to keep, the first to ship.")] = "aswa,swa,ema,best,last",
+    fge: Annotated[bool, typer.Option("--fge", help="Fast Geometric Ensembling too.")] = False,
+    image_size: Annotated[int | None, typer.Option(min=8, help="Resize images (to the model's size).")] = None,
+    augment: Annotated[bool | None, typer.Option(help="Random crops and flips (but for digits).")] = None,
+    val_ratio: Annotated[float, typer.Option(help="The part of the training images kept for validation.")] = 0.05,
+    train_size: Annotated[int | None, typer.Option(min=1, help="Train on so many images, stratified.")] = None,
+    bn_batches: Annotated[int | None, typer.Option(min=1, help="Batches to recalibrate BatchNorm on (all).")] = None,
+    precision: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the split, the weights and the batches.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint of the run.")] = False,
+) -> None:
+    """Train a timm model on images and test it with each strategy's weights.
+
+    Example: `aswa-hf train image --dataset digits --epochs 20 --val-ratio 0.3 --fge --output-dir runs/digits`
+    """
+    from aswa_hf.cli.runs_image import train_image
+
+    train_image(
+        dataset=dataset,
+        output_dir=output_dir,
+        model_name=model,
+        recipe_name=recipe,
+        epochs=epochs,
+        batch_size=batch_size,
+        lr=lr,
+        strategies=strategies.split(","),
+        fge=fge,
+        image_size=image_size,
+        augment=augment,
+        val_ratio=val_ratio,
+        train_size=train_size,
+        bn_batches=bn_batches,
+        precision=precision,
         seed=seed,
         resume=resume,
     )

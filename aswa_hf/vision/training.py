@@ -1,12 +1,23 @@
-"""Training timm models with the Trainer."""
+"""Training timm models with the Trainer: SGD by a recipe, and FGE from a point of the run."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import timm
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from aswa_hf.ensembles import FGE, State
+from aswa_hf.vision.classifier import save_tensors
+from aswa_hf.vision.recipes import Recipe, swa_schedule
+from aswa_hf.vision.tensors import as_it_is
 
 
 class ImageClassifier(nn.Module):
@@ -27,3 +38,122 @@ def accuracy(predictions: Any) -> dict[str, float]:
     """`compute_metrics` for the Trainer: the share of images whose most likely class is the true one."""
     classes = torch.as_tensor(predictions.predictions).argmax(-1)
     return {"accuracy": float((classes == torch.as_tensor(predictions.label_ids)).float().mean())}
+
+
+def image_arguments(
+    output_dir: str | Path, recipe: Recipe, *, precision: str = "auto", **options: Any
+) -> TrainingArguments:
+    """The Trainer's arguments for a recipe, which `options` replace; mixed precision where the device has it."""
+    if precision == "auto":
+        precision = "fp32"
+        if torch.cuda.is_available() and not options.get("use_cpu"):
+            precision = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+    if precision not in ("fp32", "bf16", "fp16"):
+        raise ValueError(f"precision must be auto, fp32, bf16 or fp16, got {precision!r}.")
+    defaults: dict[str, Any] = {
+        "num_train_epochs": recipe.epochs,
+        "per_device_train_batch_size": recipe.batch_size,
+        "per_device_eval_batch_size": 250,
+        "learning_rate": recipe.lr,
+        "weight_decay": recipe.weight_decay,
+        "bf16": precision == "bf16",
+        "fp16": precision == "fp16",
+        "max_grad_norm": 0.0,
+        "eval_strategy": "epoch",
+        "logging_strategy": "epoch",
+        "save_strategy": "no",
+        "report_to": "none",
+        "remove_unused_columns": False,
+        "dataloader_pin_memory": torch.cuda.is_available(),
+    }
+    return TrainingArguments(output_dir=str(output_dir), **(defaults | options))
+
+
+class ImageTrainer(Trainer):
+    """A Trainer for image classifiers: SGD with momentum, the SWA paper's schedule, channels last, accuracy.
+
+    The datasets give finished batches of `pixel_values` and `labels`, as `ImageTensors` does.
+    """
+
+    optimizer: torch.optim.Optimizer | None
+    lr_scheduler: LRScheduler | None
+
+    def __init__(self, model: nn.Module, args: TrainingArguments, recipe: Recipe, **options: Any):
+        self.recipe = recipe
+        model.to(memory_format=torch.channels_last)
+        super().__init__(model, args, **({"data_collator": as_it_is, "compute_metrics": accuracy} | options))
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """SGD; weight decay acts on all weights, as in the SWA paper."""
+        if self.optimizer is None:
+            self.optimizer = torch.optim.SGD(
+                [p for p in (model or self.model).parameters() if p.requires_grad],
+                lr=self.args.learning_rate,
+                momentum=self.recipe.momentum,
+                weight_decay=self.args.weight_decay,
+            )
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LRScheduler:
+        if self.lr_scheduler is None:
+            # As in the SWA paper's code: down to the SWA learning rate when averaging starts.
+            steps = num_training_steps * self.recipe.swa_start / self.recipe.epochs
+            self.lr_scheduler = swa_schedule(optimizer or self.create_optimizer(), steps, swa_lr=self.recipe.swa_lr)
+        return self.lr_scheduler
+
+
+class SaveWeights(TrainerCallback):
+    """Puts the running weights after `epoch` epochs into a file, for FGE to set out from."""
+
+    def __init__(self, path: Path, epoch: int):
+        self.path = path
+        self.epoch = epoch
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        if args.should_save and round(state.epoch) == self.epoch:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            save_tensors(model.state_dict(), self.path)
+
+
+class FGETrainer(ImageTrainer):
+    """Fast Geometric Ensembling from the weights now in `model`, for as many epochs as `args` say.
+
+    Each snapshot becomes a file in `args.output_dir`; `fge.ensemble()` reads them one at a time. The optimizer
+    starts with no momentum.
+    """
+
+    def __init__(self, model: nn.Module, args: TrainingArguments, recipe: Recipe, **options: Any):
+        super().__init__(model, args, recipe, **options)
+        # A cycle of an odd number of steps has no middle.
+        cycle = 2 * int(recipe.fge_cycle * len(self.get_train_dataloader()) / 2 + 1e-9)
+        rates = {"high": recipe.fge_high, "low": recipe.fge_low}
+        self.fge = FGE(model, self.create_optimizer(), cycle=cycle, keep=self._keep, **rates)
+        self.lr_scheduler = self.fge.schedule
+        self.add_callback(_Collect(self.fge))
+
+    def train(self, resume_from_checkpoint: str | None = None, **options: Any) -> Any:
+        """Trains on, from a checkpoint if one is named."""
+        if resume_from_checkpoint is not None:
+            done = int(Path(resume_from_checkpoint).name.rpartition("-")[2])
+            taken = range(self.fge.cycle // 2, done + 1, self.fge.cycle)
+            self.fge.snapshots = {step: partial(load_file, self._file(step)) for step in taken}
+        return super().train(resume_from_checkpoint, **options)
+
+    def _file(self, step: int) -> Path:
+        return Path(self.args.output_dir) / f"snapshot-{step}.safetensors"
+
+    def _keep(self, state: State, step: int) -> Callable[[], State]:
+        if self.args.should_save:
+            self._file(step).parent.mkdir(parents=True, exist_ok=True)
+            save_tensors(state, self._file(step))
+        return partial(load_file, self._file(step))
+
+
+class _Collect(TrainerCallback):
+    """Lets FGE take its snapshots."""
+
+    def __init__(self, fge: FGE):
+        self.fge = fge
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.fge.collect()

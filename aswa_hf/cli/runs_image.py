@@ -1,0 +1,204 @@
+"""A run of `aswa-hf train image`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from datasets import DatasetDict
+from rich.console import Console
+from safetensors.torch import load_file
+from torch.utils.data import DataLoader
+from transformers import TrainingArguments, set_seed
+from transformers.trainer_utils import get_last_checkpoint
+
+from aswa_hf.cli.progress import narrated, steps_shown
+from aswa_hf.cli.runs import (
+    LOG,
+    LogFile,
+    checked_folder,
+    draw,
+    evaluate_strategies,
+    results_table,
+    save_every_tenth,
+    write_results,
+)
+from aswa_hf.strategies import SWA
+from aswa_hf.trainer import ASWACallback
+from aswa_hf.trainer_setup import named_factories
+from aswa_hf.vision import ImageTensors, load_cifar
+from aswa_hf.vision.classifier import TimmForImageClassification, check_timm_name, timm_classifier
+from aswa_hf.vision.data import load_digits
+from aswa_hf.vision.recipes import Recipe, find_recipe
+from aswa_hf.vision.tensors import as_it_is
+from aswa_hf.vision.training import FGETrainer, ImageTrainer, SaveWeights, image_arguments
+
+START = "start.safetensors"
+DIGITS_FOR_TESTING = 497
+
+
+def train_image(
+    *,
+    dataset: str,
+    output_dir: Path,
+    model_name: str,
+    recipe_name: str | None,
+    epochs: int | None,
+    batch_size: int | None,
+    lr: float | None,
+    strategies: list[str],
+    fge: bool,
+    image_size: int | None,
+    augment: bool | None,
+    val_ratio: float,
+    train_size: int | None,
+    bn_batches: int | None,
+    precision: str,
+    seed: int,
+    resume: bool,
+) -> dict[str, Any]:
+    """Trains an image classifier and fills its run folder; gives what results.json holds."""
+    console = Console()
+    check_timm_name(model_name)
+    factories: Any = named_factories(strategies)
+    checkpoint = checked_folder(output_dir, resume)
+    splits = _load(dataset, val_ratio, seed, train_size)
+    size = image_size or timm.get_pretrained_cfg(model_name).input_size[-1]
+    images = {
+        split: ImageTensors(rows, size=size, augment=split == "train" and _augments(augment, dataset))
+        for split, rows in splits.items()
+    }
+    recipe_name, recipe = find_recipe(recipe_name, model_name, images["train"].num_classes)
+    recipe = replace(
+        recipe.lasting(epochs or recipe.epochs), batch_size=batch_size or recipe.batch_size, lr=lr or recipe.lr
+    )
+    if recipe.epochs < 2 and fge:
+        raise ValueError("--fge sets out from a point within the run and needs --epochs 2 or more.")
+    set_seed(seed)
+    model = _build(model_name, images["train"])
+    parts = ", ".join(f"{len(rows):,} {split}" for split, rows in images.items())
+    console.print(f"{dataset}: {parts} images, {images['train'].num_classes} classes, {size}×{size} pixels")
+    console.print(f"{model_name} by recipe {recipe_name}: {recipe}")
+
+    options: dict[str, Any] = {"seed": seed, "disable_tqdm": True, "save_strategy": "steps", "save_total_limit": 1}
+    args = image_arguments(output_dir, recipe, precision=precision, **options)
+    save_every_tenth(args, len(images["train"]))
+    trainer = ImageTrainer(model, args, recipe, train_dataset=images["train"], eval_dataset=images["validation"])
+    if "swa" in factories:
+        # The epoch at which the learning rate is ready for it.
+        factories["swa"] = lambda model: SWA(model, start=recipe.swa_start - 1, bn_batches=bn_batches)
+    callback = ASWACallback(
+        trainer, metric="accuracy", strategies=factories, apply=strategies[0], bn_batches=bn_batches
+    )
+    trainer.add_callback(callback)
+    trainer.add_callback(LogFile(output_dir / LOG))
+    fge_folder = output_dir / "fge"
+    if fge:
+        trainer.add_callback(SaveWeights(fge_folder / START, recipe.fge_epoch))
+
+    start = time.perf_counter()
+    with narrated(trainer, callback, console, show="changes"):
+        trainer.train(resume_from_checkpoint=checkpoint)
+    seconds = {"train": time.perf_counter() - start}
+    trainer.save_model()
+
+    start = time.perf_counter()
+
+    def evaluate(split: str) -> dict[str, float]:
+        found = trainer.evaluate(images[split], metric_key_prefix=split)
+        return {name: found[f"{split}_{name}"] for name in ("accuracy", "loss")}
+
+    results = evaluate_strategies(callback.strategies, evaluate, console)
+    seconds["evaluate"] = time.perf_counter() - start
+    if fge:
+        start = time.perf_counter()
+        options |= {"precision": precision, "num_train_epochs": recipe.fge_epochs, "eval_strategy": "no"}
+        results["fge"] = _fge(model, image_arguments(fge_folder, recipe, **options), recipe, images, resume, console)
+        seconds["fge"] = time.perf_counter() - start
+    content = write_results(
+        output_dir,
+        results,
+        seconds,
+        task="image-classification",
+        dataset=dataset,
+        model=model_name,
+        seed=seed,
+        epochs=recipe.epochs,
+        recipe=recipe_name,
+        images={split: len(rows) for split, rows in images.items()},
+    )
+    draw(output_dir, callback.strategies, "accuracy", f"{model_name} on {Path(dataset).name}")
+    console.print(results_table(results, ("accuracy",), title="Accuracy (%)", label="accuracy", percent=True))
+    console.print(f'Written to {output_dir}; timm.create_model("local-dir:{output_dir}", pretrained=True) loads it.')
+    return content
+
+
+def _load(dataset: str, val_ratio: float, seed: int, train_size: int | None) -> DatasetDict:
+    if dataset != "digits":
+        return load_cifar(dataset, val_ratio=val_ratio, seed=seed, train_size=train_size)
+    if not 0 < val_ratio < 1:
+        raise ValueError(f"--val-ratio must be between 0 and 1, got {val_ratio}.")
+    available = 1797 - DIGITS_FOR_TESTING
+    validation = max(1, round(val_ratio * available))
+    train = min(train_size or available, available - validation)
+    splits = load_digits(train=available - validation, validation=validation, seed=seed)
+    splits["train"] = splits["train"].select(range(train))
+    return splits
+
+
+def _augments(augment: bool | None, dataset: str) -> bool:
+    # A mirrored digit is none.
+    return dataset != "digits" if augment is None else augment
+
+
+def _build(name: str, images: ImageTensors) -> TimmForImageClassification:
+    """The model for the images, tried on one of them."""
+    model = timm_classifier(
+        name, images.class_names, channels=images.channels, size=images.size, mean=images.mean, std=images.std
+    )
+    try:
+        with torch.no_grad():
+            model.eval()(images[0]["pixel_values"][None])
+    except (AssertionError, RuntimeError, ValueError) as error:
+        raise ValueError(
+            f"{name} does not work on {images.size}×{images.size} pixels: {error}. Choose another --image-size or "
+            "--model."
+        ) from None
+    return model
+
+
+def _fge(
+    model: TimmForImageClassification,
+    args: TrainingArguments,
+    recipe: Recipe,
+    images: dict[str, ImageTensors],
+    resume: bool,
+    console: Console,
+) -> dict[str, Any]:
+    """The metrics of Fast Geometric Ensembling from the run's weights after `recipe.fge_epoch` epochs."""
+    folder = Path(args.output_dir)
+    if not (folder / START).exists():
+        raise ValueError(
+            f"--fge: {folder / START} is missing, because the run was begun without --fge and is past epoch "
+            f"{recipe.fge_epoch}. Go on without --fge, or start anew."
+        )
+    save_every_tenth(args, len(images["train"]))
+    model.load_state_dict(load_file(folder / START))
+    trainer = FGETrainer(model, args, recipe, train_dataset=images["train"], callbacks=[LogFile(folder.parent / LOG)])
+    with steps_shown(trainer, console, f"FGE from epoch {recipe.fge_epoch}, steps"):
+        trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)) if resume else None)
+    ensemble = trainer.fge.ensemble()
+    results: dict[str, Any] = {"members": len(ensemble.members)}
+    for split in ("validation", "test"):
+        with console.status(f"evaluating fge, {split}"):
+            loader = DataLoader(images[split], batch_size=args.per_device_eval_batch_size, collate_fn=as_it_is)
+            probabilities, labels = ensemble.predict(loader), images[split].labels
+        results[split] = {
+            "accuracy": float((probabilities.argmax(-1) == labels).float().mean()),
+            "loss": float(torch.nn.functional.nll_loss(probabilities.clamp_min(1e-12).log(), labels)),
+        }
+    return results

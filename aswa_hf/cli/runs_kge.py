@@ -1,0 +1,93 @@
+"""A run of `aswa-hf train kge`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from transformers import set_seed
+
+from aswa_hf.cli.progress import narrated
+from aswa_hf.cli.runs import (
+    LOG,
+    LogFile,
+    checked_folder,
+    draw,
+    evaluate_strategies,
+    results_table,
+    save_every_tenth,
+    write_results,
+)
+from aswa_hf.kge import KGEConfig, KGEModel, KGETrainer, evaluate_link_prediction, load_kg, paper_arguments
+from aswa_hf.trainer import ASWACallback
+
+
+def train_kge(
+    *,
+    dataset: str,
+    output_dir: Path,
+    scorer: str,
+    dim: int,
+    epochs: int,
+    batch_size: int,
+    lr: float,
+    scheme: str,
+    p: int,
+    q: int,
+    strategies: list[str],
+    seed: int,
+    resume: bool,
+) -> dict[str, Any]:
+    """Trains a link predictor and fills its run folder; gives what results.json holds."""
+    console = Console()
+    checkpoint = checked_folder(output_dir, resume)
+    kg = load_kg(dataset)
+    console.print(f"{kg}")
+    set_seed(seed)
+    config = KGEConfig(num_entities=kg.num_entities, num_relations=kg.num_relations, dim=dim, scorer=scorer, p=p, q=q)
+    model = KGEModel(config)
+    args = paper_arguments(
+        str(output_dir),
+        num_train_epochs=epochs,
+        per_device_train_batch_size=batch_size,
+        learning_rate=lr,
+        seed=seed,
+        disable_tqdm=True,
+        save_strategy="steps",
+        save_total_limit=1,
+    )
+    trainer = KGETrainer(model, args, kg, scheme=scheme)
+    save_every_tenth(args, len(trainer.train_dataset))
+    callback = ASWACallback(trainer, metric="mrr", strategies=strategies, apply=strategies[0])
+    trainer.add_callback(callback)
+    trainer.add_callback(LogFile(output_dir / LOG))
+
+    start = time.perf_counter()
+    with narrated(trainer, callback, console, show="changes"):
+        trainer.train(resume_from_checkpoint=checkpoint)
+    seconds = {"train": time.perf_counter() - start}
+    trainer.save_model()
+
+    start = time.perf_counter()
+    results = evaluate_strategies(
+        callback.strategies, lambda split: evaluate_link_prediction(model, kg, split), console
+    )
+    seconds["evaluate"] = time.perf_counter() - start
+    content = write_results(
+        output_dir,
+        results,
+        seconds,
+        task="link-prediction",
+        dataset=kg.name,
+        model=scorer,
+        seed=seed,
+        epochs=epochs,
+        dim=dim,
+    )
+    draw(output_dir, callback.strategies, "MRR", f"{type(model).__name__} on {kg.name}")
+    title = "Filtered ranking over heads and tails"
+    console.print(results_table(results, ("mrr", "hits@1", "hits@3", "hits@10"), title=title, label="MRR"))
+    console.print(f"Written to {output_dir}; predict with: aswa-hf predict {output_dir} --head … --relation …")
+    return content
