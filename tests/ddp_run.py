@@ -5,15 +5,19 @@ ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2 ddp_run.py KIND FOLDER [--st
 
 import itertools
 import json
+import os
 import random
+import signal
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from training import make_trainer, weights_of, with_aswa
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 calls = itertools.count(step=10)
 
@@ -21,6 +25,51 @@ calls = itertools.count(step=10)
 class StopAfterThree(TrainerCallback):
     def on_save(self, args, state, control, **kwargs):
         control.should_training_stop = state.epoch >= 3
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def launch(kind: str, folder: Path, *flags: str) -> list[tuple[dict, dict]]:
+    """Runs the job on two gloo processes; gives each rank's tensors and history."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    command += ["--master_addr", "127.0.0.1", "--master_port", str(free_port())]
+    run = subprocess.Popen(
+        [*command, __file__, kind, str(folder), *flags],
+        env=os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        errors = run.communicate(timeout=120)[1]
+    except subprocess.TimeoutExpired:
+        os.killpg(run.pid, signal.SIGKILL)  # the launcher and both ranks
+        raise
+    assert run.returncode == 0, errors[-3000:]
+    ranks = []
+    for rank in (0, 1):
+        tensors = load_file(folder / f"rank{rank}.safetensors")
+        ranks.append((tensors, json.loads((folder / f"rank{rank}.json").read_text())))
+    return ranks
+
+
+def recorded_queries(trainer: Trainer) -> list[list[int]]:
+    """A list that will hold every query the model is trained on: epoch, head, relation and the true tails."""
+    seen: list[list[int]] = []
+
+    def record(module, args, batch):
+        if module.training:
+            offsets = batch["label_offsets"].tolist()
+            for i, query in enumerate(zip(batch["heads"].tolist(), batch["relations"].tolist(), strict=True)):
+                seen.append([int(trainer.state.epoch), *query, *batch["labels"][offsets[i] : offsets[i + 1]].tolist()])
+
+    trainer.model.register_forward_pre_hook(record, with_kwargs=True)
+    return seen
 
 
 def main() -> None:
@@ -34,6 +83,7 @@ def main() -> None:
         trainer.compute_metrics = lambda predictions: {"luck": random.Random(dist.get_rank() + next(calls)).random()}
         options = {"metric": "luck", "batchnorm": "copy"}
     callback = with_aswa(trainer, strategies=("aswa", "swa", "ema", "best", "last"), **options)
+    seen = recorded_queries(trainer) if kind == "kvsall" else []
     trainer.train(resume_from_checkpoint=resume or None)
 
     result = {f"model/{name}": tensor for name, tensor in weights_of(trainer.model).items()}
@@ -49,6 +99,7 @@ def main() -> None:
         "alphas": {name: s.alphas for name, s in callback.strategies.items()},
     }
     (Path(folder) / f"rank{rank}.json").write_text(json.dumps(about))
+    (Path(folder) / f"rank{rank}.seen.json").write_text(json.dumps(seen))
 
 
 if __name__ == "__main__":

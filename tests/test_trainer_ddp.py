@@ -1,49 +1,8 @@
 """Two processes under DistributedDataParallel decide alike and hold the same ensemble."""
 
-import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-from safetensors.torch import load_file
+from ddp_run import launch
 from training import assert_same_tensors
-
-SCRIPT = Path(__file__).with_name("ddp_run.py")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def launch(kind: str, folder: Path, *flags: str) -> list[tuple[dict, dict]]:
-    """Runs the job on two gloo processes; gives each rank's tensors and history."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
-    command += ["--master_addr", "127.0.0.1", "--master_port", str(free_port())]
-    run = subprocess.Popen(
-        [*command, str(SCRIPT), kind, str(folder), *flags],
-        env=os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        errors = run.communicate(timeout=120)[1]
-    except subprocess.TimeoutExpired:
-        os.killpg(run.pid, signal.SIGKILL)  # the launcher and both ranks
-        raise
-    assert run.returncode == 0, errors[-3000:]
-    ranks = []
-    for rank in (0, 1):
-        tensors = load_file(folder / f"rank{rank}.safetensors")
-        ranks.append((tensors, json.loads((folder / f"rank{rank}.json").read_text())))
-    return ranks
 
 
 @pytest.mark.parametrize("kind", ["text", "conv"])
