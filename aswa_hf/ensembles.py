@@ -84,7 +84,8 @@ class PredictionEnsemble:
             try:
                 self.model.load_state_dict(member if isinstance(member, Mapping) else member())
             except RuntimeError as error:
-                raise ValueError(f"Member {index} does not fit {type(self.model).__name__}: {error}") from None
+                reason = " ".join(str(error).split())
+                raise ValueError(f"Member {index} does not fit {type(self.model).__name__}: {reason}") from None
             yield self.model
         finally:
             self.model.load_state_dict(own)

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from aswa_hf.ensembles import FGE, State
+from aswa_hf.rng import preserved_rng
 from aswa_hf.vision.classifier import save_tensors
 from aswa_hf.vision.recipes import Recipe, swa_schedule
 from aswa_hf.vision.tensors import as_it_is
@@ -40,16 +41,22 @@ def accuracy(predictions: Any) -> dict[str, float]:
     return {"accuracy": float((classes == torch.as_tensor(predictions.label_ids)).float().mean())}
 
 
+def chosen_precision(precision: str, use_cpu: bool = False) -> str:
+    """ "fp32", "bf16" or "fp16": what was asked for, or with "auto" the mixed precision that a GPU has."""
+    if precision not in ("auto", "fp32", "bf16", "fp16"):
+        raise ValueError(f"precision must be auto, fp32, bf16 or fp16, got {precision!r}.")
+    if precision != "auto":
+        return precision
+    if use_cpu or not torch.cuda.is_available():
+        return "fp32"
+    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+
+
 def image_arguments(
     output_dir: str | Path, recipe: Recipe, *, precision: str = "auto", **options: Any
 ) -> TrainingArguments:
     """The Trainer's arguments for a recipe, which `options` replace; mixed precision where the device has it."""
-    if precision == "auto":
-        precision = "fp32"
-        if torch.cuda.is_available() and not options.get("use_cpu"):
-            precision = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-    if precision not in ("fp32", "bf16", "fp16"):
-        raise ValueError(f"precision must be auto, fp32, bf16 or fp16, got {precision!r}.")
+    precision = chosen_precision(precision, bool(options.get("use_cpu")))
     defaults: dict[str, Any] = {
         "num_train_epochs": recipe.epochs,
         "per_device_train_batch_size": recipe.batch_size,
@@ -83,6 +90,11 @@ class ImageTrainer(Trainer):
         model.to(memory_format=torch.channels_last)
         super().__init__(model, args, **({"data_collator": as_it_is, "compute_metrics": accuracy} | options))
 
+    def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
+        """As the Trainer's, but the batches that follow are those of a run without this evaluation."""
+        with preserved_rng():
+            return super().evaluate(*args, **options)
+
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """SGD; weight decay acts on all weights, as in the SWA paper."""
         if self.optimizer is None:
@@ -109,8 +121,9 @@ class SaveWeights(TrainerCallback):
         self.path = path
         self.epoch = epoch
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        if args.should_save and round(state.epoch) == self.epoch:
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        # Not at the end of the epoch, which comes after its checkpoint: a run killed in between would not come by.
+        if args.should_save and state.global_step * state.num_train_epochs == state.max_steps * self.epoch:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             save_tensors(model.state_dict(), self.path)
 
