@@ -131,7 +131,7 @@ class PreActBlock(nn.Module):
 
 
 class PreActResNet(nn.Module):
-    """A convolution, three stages of blocks (the second and the third halve the image), BatchNorm, ReLU, classifier."""
+    """A convolution, three stages of blocks (the second and third halve the image), BatchNorm, ReLU, classifier."""
 
     layer1: nn.Sequential
     layer2: nn.Sequential

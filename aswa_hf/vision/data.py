@@ -9,6 +9,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import torch
 from datasets import Array2D, ClassLabel, Dataset, DatasetDict, Features, Image
 from torch import Tensor
@@ -76,13 +77,14 @@ def load_cifar(
     ids = {split: np.asarray(dataset.with_format("numpy")["label"][:]) for split, dataset in splits.items()}
     counts = _check_classes(ids, splits["train"].features["label"].names)
 
-    held_out = np.clip(_shares(counts, round(val_ratio * counts.sum())), counts > 0, np.maximum(counts - 1, 0))
+    classes = int((counts > 0).sum())
+    held_out = _shares(counts, max(classes, round(val_ratio * counts.sum())))
+    held_out = np.minimum(held_out, np.maximum(counts - 1, 0))  # and one of each class for training
     kept = counts - held_out
     if train_size is not None:
-        classes = int((counts > 0).sum())
         if not classes <= train_size <= kept.sum():
             raise ValueError(
-                f"train_size is {train_size}. Expected at least {classes}, one image per class, and at most "
+                f"train_size is {train_size}. Expected at least {classes}, one image of each class, and at most "
                 f"{kept.sum()}, what validation leaves of the training split."
             )
         kept = _shares(kept, train_size)
@@ -97,21 +99,24 @@ def load_cifar(
 def _read(name_or_path: str | os.PathLike[str], revision: str | None, cache_dir: Any) -> DatasetDict:
     """The source as it is, with a train and a test split."""
     name, path = os.fspath(name_or_path), Path(name_or_path).expanduser()
-    if not path.is_dir() and (not name or path.is_absolute() or len(path.parts) > 2 or path.is_file()):
+    on_disk = path.is_dir() and bool(name)
+    if not on_disk and (not name or path.is_absolute() or len(path.parts) > 2 or path.is_file()):
         # The Hub would be asked for what cannot be there.
         raise ValueError(
-            f"Found no images at {name!r}: not a folder. Expected one with train.parquet and test.parquet or with "
-            "train/<class>/ and test/<class>/, or a dataset on the Hub like uoft-cs/cifar10."
+            f"Found no folder {name!r}. Expected one with train.parquet and test.parquet, or with train/<class>/ and "
+            "test/<class>/ full of images; or a dataset on the Hub like uoft-cs/cifar10."
         )
     try:
+        if on_disk:
+            _check_parquet(path)
         source = datasets.load_dataset(
-            str(path) if path.is_dir() else name,
+            str(path) if on_disk else name,
             revision=revision,
             cache_dir=None if cache_dir is None else str(cache_dir),
         )
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        where = "the folder" if path.is_dir() else "from the Hub (there is no such folder)"
-        raise ValueError(f"Could not read the images of {name!r} {where}: {error}") from error
+        place = "the folder" if on_disk else "the Hub (there is no folder of this name)"
+        raise ValueError(f"Could not read {name!r} from {place}: {error}") from error
     missing = [split for split in ("train", "test") if not len(source.get(split, []))]
     if missing:
         found = ", ".join(f"{split} ({len(dataset)} images)" for split, dataset in source.items())
@@ -123,6 +128,18 @@ def _read(name_or_path: str | os.PathLike[str], revision: str | None, cache_dir:
             f"The validation split of {name} is left out: validation images are drawn from its training split."
         )
     return source
+
+
+def _check_parquet(folder: Path) -> None:
+    """An error if the files number their classes differently, which `datasets` does not see."""
+    first: dict[str, ClassLabel] = {}
+    for file in sorted(folder.rglob("*.parquet")):
+        for column, feature in Features.from_arrow_schema(pq.read_schema(file)).items():
+            if isinstance(feature, ClassLabel) and first.setdefault(column, feature) != feature:
+                raise ValueError(
+                    f"the classes of column {column} in {file.name}, {feature.names}, are not those of the files "
+                    f"before it, {first[column].names}"
+                )
 
 
 def _two_columns(dataset: Dataset, label: str | None) -> Dataset:
@@ -144,25 +161,27 @@ def _two_columns(dataset: Dataset, label: str | None) -> Dataset:
 
 
 def _same_classes(splits: Mapping[str, Dataset]) -> dict[str, Dataset]:
-    """The splits with labels numbered alike, as a `ClassLabel`: they may be numbers or text so far."""
+    """The splits with labels numbered alike, as a `ClassLabel`: in the source they may be numbers or text."""
     features = {split: dataset.features["label"] for split, dataset in splits.items()}
-    names = {split: feature.names for split, feature in features.items() if isinstance(feature, ClassLabel)}
-    if len(names) == len(splits):
-        if names["train"] != names["test"]:
-            raise ValueError(f"The classes of train, {names['train']}, are not those of test, {names['test']}.")
+    if all(isinstance(feature, ClassLabel) for feature in features.values()):
         return dict(splits)
     values = {split: dataset.with_format(None)["label"][:] for split, dataset in splits.items()}
-    distinct = {value for found in values.values() for value in found}
+    distinct = set().union(*values.values())
     kinds = {type(value) for value in distinct}
     if kinds == {int} and min(distinct) >= 0:
-        classes, ids = [str(number) for number in range(max(distinct) + 1)], values
+        names = [str(number) for number in range(max(distinct) + 1)]
+        number = {value: value for value in distinct}
     elif kinds == {str}:
-        classes = sorted(distinct)
-        ids = {split: [classes.index(value) for value in found] for split, found in values.items()}
+        names = sorted(distinct)
+        number = {name: position for position, name in enumerate(names)}
     else:
-        raise ValueError(f"Expected labels that are class numbers from 0 or names, got {features}.")
+        raise ValueError(
+            f"Expected labels that are all names, or all class numbers from 0 on; got {str(distinct)[:100]}."
+        )
     return {
-        split: dataset.remove_columns("label").add_column("label", ids[split], feature=ClassLabel(names=classes))
+        split: dataset.remove_columns("label").add_column(
+            "label", [number[value] for value in values[split]], feature=ClassLabel(names=names)
+        )
         for split, dataset in splits.items()
     }
 
@@ -173,32 +192,37 @@ def _check_classes(ids: Mapping[str, np.ndarray], names: list[str]) -> np.ndarra
         bad = np.flatnonzero(~((found >= 0) & (found < len(names))))  # a missing label is -1 or not a number
         if len(bad):
             raise ValueError(
-                f"Image {bad[0]} of {split} has the label {found[bad[0]]}, not one of {len(names)} classes."
+                f"Image {bad[0]} of {split} has the label {found[bad[0]]}. Expected one of the {len(names)} classes; "
+                "a folder tells them by names like train/<class>/1.png."
             )
     train, test = (np.bincount(ids[split].astype(np.int64), minlength=len(names)) for split in ("train", "test"))
-    named = np.asarray(names)
-    if (train[test > 0] == 0).any():
-        raise ValueError(f"Test images, but no training images, of {_few(named[(test > 0) & (train == 0)])}.")
+
+    def classes(chosen: np.ndarray) -> str:
+        found = [name for name, is_chosen in zip(names, chosen, strict=True) if is_chosen]
+        return ", ".join(found[:5]) + (f" and {len(found) - 5} more classes" if len(found) > 5 else "")
+
+    if ((train == 0) & (test > 0)).any():
+        raise ValueError(f"There are test images but no training images of {classes((train == 0) & (test > 0))}.")
     if (train == 1).any():
         raise ValueError(
-            f"A single training image of {_few(named[train == 1])}. Expected two or more of each class, for training "
-            "and for validation."
+            f"There is a single training image of {classes(train == 1)}. Expected two or more of each class, for "
+            "training and for validation."
         )
-    if (test == 0).any():
-        absent = named[test == 0]
-        warn_caller(f"No test images of {_few(absent)}: these classes do not count in the test score.")
+    if (train + test == 0).any():
+        warn_caller(f"There are no images of {classes(train + test == 0)}: the model cannot learn this output.")
+    if ((train > 0) & (test == 0)).any():
+        warn_caller(f"There are no test images of {classes((train > 0) & (test == 0))}: the test score leaves it out.")
     return train
 
 
-def _few(names: np.ndarray) -> str:
-    return f"{len(names)} classes ({', '.join(names[:5])}{', …' if len(names) > 5 else ''})"
-
-
 def _shares(counts: np.ndarray, total: int) -> np.ndarray:
-    """`total` distributed in proportion to `counts`: rounded down, and the rest to the largest remainders."""
+    """`total` in proportion to `counts`: rounded down, the rest to the largest remainders; at least 1 unless 0."""
     exact = counts * (total / counts.sum())
     shares = np.floor(exact).astype(np.int64)
     shares[np.argsort(shares - exact, kind="stable")[: total - shares.sum()]] += 1
+    shares = np.maximum(shares, counts > 0)
+    while shares.sum() > total:
+        shares[np.argmax(shares)] -= 1
     return shares
 
 

@@ -53,7 +53,9 @@ class ImageTensors(torch.utils.data.Dataset[Batch]):
                 f"Expected columns image and label (a ClassLabel), as load_cifar gives; got {dataset.features}."
             )
         if not len(dataset):
-            raise ValueError(f"The dataset (split {dataset.split}) has no images.")
+            raise ValueError(f"There are no images in {dataset.split or 'the dataset'}.")
+        if size is not None and (not isinstance(size, int) or size < 1):
+            raise ValueError(f"size is {size!r}. Expected a number of pixels, the height and width of every image.")
         self.class_names: list[str] = dataset.features["label"].names
         self.num_classes = len(self.class_names)
         self.pixels = _decode(dataset, size)
