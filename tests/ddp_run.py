@@ -33,12 +33,12 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def launch(kind: str, folder: Path, *flags: str) -> list[tuple[dict, dict]]:
+def launch(kind: str, folder: Path, *flags: str, script: str = __file__) -> list[tuple[dict, dict]]:
     """Runs the job on two gloo processes; gives each rank's tensors and history."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
     command += ["--master_addr", "127.0.0.1", "--master_port", str(free_port())]
     run = subprocess.Popen(
-        [*command, __file__, kind, str(folder), *flags],
+        [*command, script, kind, str(folder), *flags],
         env=os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
