@@ -17,7 +17,6 @@ import pytest
 from datasets import Dataset, DatasetDict
 from kge_graphs import TRIPLES, assert_holds, labelled, write_graph
 
-from aswa_hf.kge.configuration_kge import KGEConfig
 from aswa_hf.kge.data import KnowledgeGraph, load_kg
 
 REAL = Path(os.environ.get("ASWA_KG_DATA", Path(__file__).parents[2] / "shared" / "data" / "kg"))
@@ -41,11 +40,6 @@ def test_a_graph_is_a_dataset_dict_of_int32_ids(tmp_path):
     assert (kg.num_entities, kg.num_relations, kg.name) == (3, 2, tmp_path.name)
     triples = kg.triples("test")
     assert (triples.dtype, triples.tolist()) == (np.int64, [[1, 1, 0], [2, 0, 2]])
-
-
-def test_a_graph_gives_the_config_of_a_model_for_it(tmp_path):
-    config = load_kg(write_graph(tmp_path)).config(scorer="keci", dim=64)
-    assert config.to_dict() == KGEConfig(num_entities=3, num_relations=2, scorer="keci", dim=64).to_dict()
 
 
 def test_copies_keep_the_labels(tmp_path):

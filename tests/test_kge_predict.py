@@ -52,7 +52,7 @@ def test_several_questions_at_once_are_the_single_ones(predictor):
 def test_candidates_and_known_answers_limit_what_comes_back(predictor):
     scores = plain_scores(predictor, head="e1", relation="r1")
     chosen = ["e9", "e2", "e4"]
-    answers = predictor.predict(head="e1", relation="r1", candidates=chosen)
+    answers = predictor.predict(head="e1", relation="r1", candidates=[*chosen, "e2"])
     assert answers["tail"].tolist() == sorted(chosen, key=lambda label: -scores[label])
 
     vocab, kg = predictor.vocab, predictor.kg
@@ -90,6 +90,34 @@ def test_saved_and_loaded_with_its_vocabulary(predictor, tmp_path):
     assert loaded.predict(**question).equals(predictor.predict(**question))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_model_of_any_precision_answers(predictor, dtype):
+    questions = {"head": ["e1", "e5"], "relation": "r1"}
+    expected = predictor.predict(**questions, k=12).sort_values(["head", "tail"])["score"].to_numpy()
+    nearest = predictor.nearest("e1", k=1)
+    score = predictor.score("e1", "r1", "e2")
+    predictor.model.to(dtype)
+    found = predictor.predict(**questions, k=12).sort_values(["head", "tail"])["score"].to_numpy()
+    assert found.dtype == (np.float64 if dtype == torch.float64 else np.float32)
+    assert found == pytest.approx(expected, abs=0.02)
+    assert predictor.nearest("e1", k=1)["similarity"][0] == pytest.approx(nearest["similarity"][0], abs=0.02)
+    assert predictor.score("e1", "r1", "e2") == pytest.approx(score, abs=0.02)
+
+
+def test_a_model_that_diverged_gives_no_answers(predictor):
+    with torch.no_grad():
+        predictor.model.entity_embeddings.weight[3, 0] = torch.nan
+    diverged = predictor.vocab.entities[3]
+    for ask in (
+        lambda: predictor.predict(head="e1", relation="r1"),
+        lambda: predictor.predict(relation="r1", tail="e1"),
+        lambda: predictor.score("e1", "r1", diverged),
+        lambda: predictor.nearest("e1"),
+    ):
+        with pytest.raises(ValueError, match="weights have diverged"):
+            ask()
+
+
 def test_what_cannot_be_asked(predictor):
     with pytest.raises(ValueError, match=r"Unknown entity 'e99'\. Did you mean"):
         predictor.predict(head="e99", relation="r1")
@@ -98,7 +126,14 @@ def test_what_cannot_be_asked(predictor):
     for question in ({"head": "e1"}, {"relation": "r1"}, {"head": "e1", "relation": "r1", "tail": "e2"}):
         with pytest.raises(ValueError, match="Ask for tails with head= and relation="):
             predictor.predict(**question)
-    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
-        predictor.predict(head="e1", relation="r1", k=0)
+    for k in (0, 2.5, "3", True):
+        with pytest.raises(ValueError, match=f"k must be a whole number, at least 1, got {k!r}"):
+            predictor.predict(head="e1", relation="r1", k=k)
+        with pytest.raises(ValueError, match="k must be a whole number"):
+            predictor.nearest("e1", k=k)
+    with pytest.raises(TypeError, match="Expected a label or a list of labels, got 3"):
+        predictor.predict(head=3, relation="r1")
+    with pytest.raises(TypeError, match="Expected a label or a list of labels, got None"):
+        predictor.score("e1", None, "e2")
     with pytest.raises(ValueError, match="do not belong together"):
         LinkPredictor(predictor.model, KGVocab(["a"], ["b"]))

@@ -1,7 +1,7 @@
 """Configuration of knowledge-graph embedding models. Self-contained: it is shipped with every model on the Hub."""
 
-from __future__ import annotations
-
+# No `from __future__ import annotations`: @strict checks the types of fields, and only those that are not text.
+import math
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -49,9 +49,9 @@ class KGEConfig(PreTrainedConfig):
         for name in ("num_entities", "num_relations", "dim"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        for name in ("p", "q", "regularization"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}.")
+        for name in ("p", "q", "regularization", "initializer_range"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be a finite number, not negative, got {getattr(self, name)}.")
         for name in ("input_dropout", "query_dropout", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}.")
@@ -59,6 +59,11 @@ class KGEConfig(PreTrainedConfig):
             raise ValueError(f"initializer must be one of {', '.join(INITIALIZERS)}, got {self.initializer!r}.")
         if self.regularizer not in (None, *REGULARIZERS):
             raise ValueError(f"regularizer must be one of {', '.join(REGULARIZERS)}, got {self.regularizer!r}.")
+        if self.regularization and self.regularizer is None:
+            raise ValueError(
+                f"regularization={self.regularization} weighs nothing without a regularizer: name one of "
+                f"{', '.join(REGULARIZERS)}."
+            )
 
     @property
     def num_relation_embeddings(self) -> int:

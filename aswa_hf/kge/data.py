@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Mapping
+from dataclasses import fields
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,12 @@ class KnowledgeGraph(DatasetDict):
 
     def config(self, **options: Any) -> KGEConfig:
         """The configuration of a model for this graph: `kg.config(scorer="keci", dim=64)`."""
+        known = [field.name for field in fields(KGEConfig)]
+        # A config as such takes any name, for the sake of files from other versions, and keeps it without effect.
+        if unknown := [name for name in options if name not in known]:
+            nearest = difflib.get_close_matches(unknown[0], known, n=1)
+            hint = f"Did you mean {nearest[0]!r}?" if nearest else "See KGEConfig for those there are."
+            raise TypeError(f"There is no option {unknown[0]!r}. {hint}")
         return KGEConfig(num_entities=self.num_entities, num_relations=self.num_relations, **options)
 
     def triples(self, split: str) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,18 +68,17 @@ class LinkPredictor:
         """
         if relation is None or (head is None) == (tail is None):
             raise ValueError("Ask for tails with head= and relation=, or for heads with relation= and tail=.")
-        if k < 1:
-            raise ValueError(f"k must be at least 1, got {k}.")
+        _check_count(k)
         asked_for = "tail" if tail is None else "head"
         given, relations = _broadcast(head if tail is None else tail, relation)  # type: ignore[arg-type]
         entity_ids, relation_ids = self.vocab.entity_ids(given), self.vocab.relation_ids(relations)
 
-        scores = self._scores(entity_ids, relation_ids, asked_for).clone()
+        scores = _finite(self._scores(entity_ids, relation_ids, asked_for)).clone()
         if exclude_known:
             self._mask_known(scores, entity_ids, relation_ids, asked_for)
         allowed = torch.arange(scores.shape[1])
         if candidates is not None:
-            allowed = torch.from_numpy(self.vocab.entity_ids(candidates))
+            allowed = torch.from_numpy(np.unique(self.vocab.entity_ids(candidates)))
             scores = scores[:, allowed]
         best = scores.topk(min(k, scores.shape[1]), dim=1)
         return self._table(given, relations, asked_for, allowed[best.indices.cpu()].numpy(), best.values.cpu().numpy())
@@ -89,7 +88,7 @@ class LinkPredictor:
         """The score of a triple; of several, given as lists, an array. Greater means more likely true."""
         heads, relations, tails = _broadcast(head, relation, tail)
         ids = self.vocab.entity_ids(heads), self.vocab.relation_ids(relations), self.vocab.entity_ids(tails)
-        scores = self.model.score(*self._tensors(*ids)).cpu().numpy()
+        scores = _finite(self.model.score(*self._tensors(*ids))).cpu().numpy()
         return scores if any(not isinstance(x, str) for x in (head, relation, tail)) else float(scores[0])
 
     @torch.no_grad()
@@ -97,7 +96,8 @@ class LinkPredictor:
         """The `k` entities whose embeddings point most nearly the same way, by cosine similarity."""
         import pandas as pd
 
-        table = self.model.entity_embeddings.weight
+        _check_count(k)
+        table = _finite(self.model.entity_embeddings.weight)
         own = self.vocab.entity_id(entity)
         similarities = torch.nn.functional.cosine_similarity(table, table[own : own + 1])
         similarities[own] = -torch.inf
@@ -144,8 +144,27 @@ class LinkPredictor:
 
 def _broadcast(*labels: Labels) -> list[list[str]]:
     """Lists of one length; a single label goes with every member of the others."""
-    lengths = {len(x) for x in labels if not isinstance(x, str)}
+    for x in labels:
+        if not isinstance(x, Iterable):
+            raise TypeError(f"Expected a label or a list of labels, got {x!r}.")
+    lists = [x if isinstance(x, str) else list(x) for x in labels]
+    lengths = {len(x) for x in lists if not isinstance(x, str)}
     if len(lengths) > 1:
         raise ValueError(f"The lists of a question must have one length, got {sorted(lengths)}.")
     length = lengths.pop() if lengths else 1
-    return [[x] * length if isinstance(x, str) else list(x) for x in labels]
+    return [[x] * length if isinstance(x, str) else x for x in lists]
+
+
+def _check_count(k: Any) -> None:
+    if not isinstance(k, int) or isinstance(k, bool) or k < 1:
+        raise ValueError(f"k must be a whole number, at least 1, got {k!r}.")
+
+
+def _finite(numbers: Tensor) -> Tensor:
+    """The numbers in at least single precision, which numpy has; those of a model that diverged are refused."""
+    if not numbers.isfinite().all():
+        raise ValueError(
+            "The model gives scores that are not finite numbers: its weights have diverged. Train it anew, with a "
+            "smaller learning rate."
+        )
+    return numbers.to(torch.promote_types(numbers.dtype, torch.float32))
