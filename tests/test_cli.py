@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -101,9 +102,95 @@ def test_a_link_predictor_is_trained_evaluated_asked_and_resumed(run_here, tmp_p
     assert len(trajectories["aswa"]) == 24
 
 
+def test_an_image_classifier_is_trained_tested_with_every_strategy_and_loaded_by_both_libraries(run_here, tmp_path):
+    command = ("train", "image", "--dataset", "digits", "--model", "test_resnet", "--image-size", "16")
+    command += ("--train-size", "300", "--batch-size", "50", "--val-ratio", "0.2", "--fge", "--output-dir", "run")
+    status, output, errors = run_here(*command, "--epochs", "5")
+    assert status == 0, errors
+    folder = tmp_path / "run"
+    results = json.loads((folder / "results.json").read_text())
+    assert (results["task"], results["epochs"], results["seed"]) == ("image-classification", 5, 0)
+    assert results["images"] == {"train": 300, "validation": 260, "test": 497}
+    assert list(results["strategies"]) == ["aswa", "swa", "ema", "best", "last", "fge"]
+    for file in ("aswa_trajectory.json", "trajectory.png", "train.log", "config.json", "model.safetensors"):
+        assert (folder / file).exists(), file
+    trajectories, _ = load_trajectories(folder / "aswa_trajectory.json")
+    assert [record.members for record in trajectories["swa"]] == [0, 0, 1, 2, 3]  # from epoch 126 of 225 on
+    for name, found in results["strategies"].items():
+        row = next(line for line in output.splitlines() if line.startswith(f"│ {name} "))
+        assert f"{100 * found['test']['accuracy']:.2f}" in row
+    assert results["strategies"]["fge"]["members"] == 2
+
+    # The weights at the root are the ensemble's, for timm and for transformers, on images prepared as they say.
+    import timm
+    from torch.utils.data import DataLoader
+    from transformers import AutoModelForImageClassification
+
+    from aswa_hf.ensembles import PredictionEnsemble
+    from aswa_hf.vision import ImageTensors, as_it_is, load_digits
+
+    models = [
+        timm.create_model(f"local-dir:{folder}", pretrained=True),
+        AutoModelForImageClassification.from_pretrained(folder),
+    ]
+    about = models[0].pretrained_cfg
+    test = ImageTensors(
+        load_digits(train=1040, validation=260)["test"],
+        size=about["input_size"][-1],
+        mean=about["mean"],
+        std=about["std"],
+    )
+    loader = DataLoader(test, batch_size=100, collate_fn=as_it_is)
+    for model in models:
+        classes = (
+            PredictionEnsemble(None, [model], forward=lambda model, batch: model(batch["pixel_values"]))
+            .predict(loader)
+            .argmax(-1)
+        )
+        found = (classes == test.labels).float().mean().item()
+        assert found == pytest.approx(results["strategies"]["aswa"]["test"]["accuracy"], abs=1e-6)
+
+    # A finished run that is taken up again has nothing left to do, and finds the same.
+    status, _, errors = run_here(*command, "--epochs", "5", "--resume")
+    assert status == 0, errors
+    assert json.loads((folder / "results.json").read_text())["strategies"] == results["strategies"]
+
+
+def test_a_killed_image_run_is_resumed_bit_identically(tmp_path):
+    command = "train image --dataset digits --model test_resnet --image-size 16 --train-size 200 --batch-size 40"
+    command += " --val-ratio 0.2 --epochs 5 --augment --fge"
+    script = Path(__file__).with_name("killed_commands.py")
+    run = subprocess.run(
+        [sys.executable, str(script), str(tmp_path), "2", "4", "--", *command.split()],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    straight, killed = (tmp_path / name for name in ("straight", "killed"))
+    for file in (
+        "model.safetensors",
+        "aswa_trajectory.json",
+        *(p.relative_to(straight) for p in straight.glob("fge/*.s*")),
+    ):
+        assert (straight / file).read_bytes() == (killed / file).read_bytes(), file
+    results = [json.loads((folder / "results.json").read_text())["strategies"] for folder in (straight, killed)]
+    assert results[0] == results[1]
+    assert len(list(killed.glob("fge/snapshot-*"))) == results[0]["fge"]["members"] == 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ("train image --dataset digits --output-dir i --model resnet_of_dreams", "no model 'resnet_of_dreams'"),
+        ("train image --dataset digits --output-dir i --recipe cake", "Unknown recipe 'cake'. Known are vgg16"),
+        ("train image --dataset digits --output-dir i --strategies aswa,best,first", "Unknown strategy 'first'"),
+        ("train image --dataset digits --output-dir i --val-ratio 1.5", "1.5"),
+        ("train image --dataset nowhere --output-dir i", "nowhere"),
+        ("train image --dataset digits --output-dir i --epochs 1 --fge", "needs --epochs 2 or more"),
+        ("train image --dataset digits --output-dir i --precision int4", "got 'int4'"),
+        ("train image --dataset digits --output-dir i --resume", "no checkpoint in i"),
         ("train kge --dataset nowhere --output-dir a", "nowhere"),
         ("train kge --dataset countries --model transe --output-dir b", "must be one of distmult"),
         ("train kge --dataset countries --output-dir c --resume", "no checkpoint in c"),

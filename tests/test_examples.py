@@ -27,3 +27,16 @@ def test_trainer_callback_trains_saves_and_resumes(tmp_path):
     resume = ["--num_train_epochs", "3", "--resume_from_checkpoint", str(folder / "checkpoint-4")]
     run("trainer_callback.py", *fast, *resume, cwd=tmp_path)
     assert (folder / "checkpoint-6" / "aswa" / "average.safetensors").exists()
+
+
+def test_image_classification_compares_strategies_fge_and_both_runs(tmp_path):
+    output = run(
+        "image_classification.py", "--train_size", "300", "--epochs", "2", "--model", "test_resnet", cwd=tmp_path
+    )
+    rows = [line.split(" test accuracy ") for line in output.splitlines() if " test accuracy " in line]
+    kinds = ("aswa", "swa", "ema", "best", "last", "fge")
+    assert [row[0].strip() for row in rows] == [f"seed {s}, {kind}" for s in (0, 1) for kind in kinds] + ["both runs"]
+    assert all(0 <= float(row[1]) <= 1 for row in rows)
+    folder = tmp_path / "runs" / "image_classification" / "seed-1"
+    assert (folder / "model.safetensors").exists()
+    assert len(list((folder / "fge").glob("snapshot-*.safetensors"))) == 2

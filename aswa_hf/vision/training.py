@@ -138,7 +138,7 @@ class FGETrainer(ImageTrainer):
     def __init__(self, model: nn.Module, args: TrainingArguments, recipe: Recipe, **options: Any):
         super().__init__(model, args, recipe, **options)
         # A cycle of an odd number of steps has no middle.
-        cycle = 2 * int(recipe.fge_cycle * len(self.get_train_dataloader()) / 2 + 1e-9)
+        cycle = max(2, 2 * int(recipe.fge_cycle * len(self.get_train_dataloader()) / 2 + 1e-9))
         rates = {"high": recipe.fge_high, "low": recipe.fge_low}
         self.fge = FGE(model, self.create_optimizer(), cycle=cycle, keep=self._keep, **rates)
         self.lr_scheduler = self.fge.schedule
