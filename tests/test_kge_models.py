@@ -152,7 +152,7 @@ def dense_labels(tails, offsets):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("chunk", [1, 2 * ENTITIES, 1 << 20])
 def test_sparse_loss_equals_dense_binary_cross_entropy(smoothing, chunk, monkeypatch):
-    monkeypatch.setattr("aswa_hf.kge.modeling_kge.CHUNK", chunk)
+    monkeypatch.setattr("aswa_hf.kge.modeling_kge.CHUNK_ON_CPU", chunk)
     torch.manual_seed(1)
     queries = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
     entities = torch.randn(ENTITIES, 4, dtype=torch.float64, requires_grad=True)

@@ -18,8 +18,12 @@ from transformers.utils import ModelOutput
 
 from .configuration_kge import KGEConfig
 
-# Logits computed at a time in training: large enough for a full matrix product, small enough for the cache.
-CHUNK = 1 << 20
+# Logits made at a time in training: enough for a matrix product at full speed, and on a CPU few enough for its cache.
+CHUNK_ON_CPU = 1 << 21
+CHUNK_ON_DEVICE = 1 << 25
+# Far below any logit that counts. With smaller ones, as high learning rates give, sigmoid and products meet denormal
+# numbers, for which CPUs take many times longer.
+FLOOR = -60.0
 
 # The scorers by name, filled in by the classes below.
 SCORERS: dict[str, type[KGEModel]] = {}
@@ -122,6 +126,7 @@ class KGEModel(PreTrainedModel):
         tails: Tensor | None = None,
         labels: Tensor | None = None,
         label_offsets: Tensor | None = None,
+        measured: bool = True,
     ) -> KGEOutput:
         """Scores or, with labels, the training loss.
 
@@ -130,6 +135,8 @@ class KGEModel(PreTrainedModel):
           query begin (KvsAll; the loss never builds the matrix of labels),
         - the one true tail of each query, (B,) integers (1vsAll, cross-entropy),
         - a matrix (B, |E|), or (B, K) for the K candidates in `tails`, with 1 for true.
+
+        With `measured=False` a KvsAll loss has its gradients but no value (NaN), which saves a quarter of the time.
         """
         scores: Tensor | None = None
         if labels is None or tails is not None or labels.dim() == 2:
@@ -142,7 +149,9 @@ class KGEModel(PreTrainedModel):
             loss = F.binary_cross_entropy_with_logits(scores, targets)
         else:
             queries = self.query(heads, relations)
-            loss = loss_over_entities(queries, self.entity_embeddings.weight, labels, label_offsets, smoothing)
+            loss = loss_over_entities(
+                queries, self.entity_embeddings.weight, labels, label_offsets, smoothing, measured
+            )
         if self.config.regularizer and self.config.regularization and self.training:
             loss = loss + self.config.regularization * self._penalty(heads, relations)
         return KGEOutput(loss=loss, scores=scores)
@@ -268,66 +277,129 @@ class TuckER(KGEModel):
 
 
 def loss_over_entities(
-    queries: Tensor, entities: Tensor, tails: Tensor, offsets: Tensor | None = None, smoothing: float = 0.0
+    queries: Tensor,
+    entities: Tensor,
+    tails: Tensor,
+    offsets: Tensor | None = None,
+    smoothing: float = 0.0,
+    measured: bool = True,
 ) -> Tensor:
     """The loss of scores ⟨queries, entities⟩ over all entities, without a matrix of labels or a graph over logits.
 
-    With `offsets`, `tails[offsets[i]:offsets[i + 1]]` are the true tails of query i, and the loss is the mean binary
-    cross-entropy. Without, `tails[i]` is the one true tail, and it is the mean cross-entropy. True labels are
-    1 − smoothing + smoothing/|E|, false ones smoothing/|E|.
+    With `offsets`, `tails[offsets[i]:offsets[i + 1]]` are the distinct true tails of query i, and the loss is the mean
+    binary cross-entropy. Without, `tails[i]` is the one true tail, and it is the mean cross-entropy. True labels are
+    1 − smoothing + smoothing/|E|, false ones smoothing/|E|. Under autocast the products are in its dtype.
+
+    With `measured=False` the binary cross-entropy is NaN, though its gradients are right: the value is a quarter of
+    the work.
     """
-    return _LossOverEntities.apply(queries, entities, tails, offsets, smoothing)
+    if offsets is None:
+        return _CrossEntropy.apply(queries, entities, tails, smoothing)
+    return _BinaryCrossEntropy.apply(queries, entities, tails, offsets, smoothing, measured)
 
 
 class _LossOverEntities(torch.autograd.Function):
-    """The gradient of the logits is σ(logits) − labels: made in place of them and multiplied back in the same pass."""
+    """A loss whose forward pass makes both gradients, in place of the logits, which are never all there at a time."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        # Scaled only here, where a loss scaled up for float16 keeps small gradients from vanishing.
+        factor = grad / ctx.count
+        gradients = (factor * gradient for gradient in ctx.saved_tensors)
+        return *gradients, *[None] * (len(ctx.needs_input_grad) - 2)
+
+
+class _BinaryCrossEntropy(_LossOverEntities):
+    """Blocks of entities: the gradient of a logit x is σ(x) − label."""
 
     @staticmethod
     def forward(
-        ctx: Any, queries: Tensor, entities: Tensor, tails: Tensor, offsets: Tensor | None, smoothing: float
+        ctx: Any, queries: Tensor, entities: Tensor, tails: Tensor, offsets: Tensor, smoothing: float, measured: bool
     ) -> Tensor:
         batch, total = len(queries), len(entities)
-        rows_of_labels = _rows(offsets, tails) if offsets is not None else torch.arange(batch, device=tails.device)
-        counts = torch.bincount(rows_of_labels, minlength=batch).tolist()
-        rows = max(1, min(batch, CHUNK // total))
-        grad_queries = torch.empty_like(queries)
-        grad_entities = torch.zeros_like(entities)
-        logits = queries.new_empty(rows, total)
-        loss = queries.new_zeros(())
-        done = 0
-        for start in range(0, batch, rows):
-            stop = min(start + rows, batch)
-            part, chunk = queries[start:stop], logits[: stop - start]
-            torch.mm(part, entities.T, out=chunk)
-            labelled = sum(counts[start:stop])
-            where = rows_of_labels[done : done + labelled] - start, tails[done : done + labelled]
-            done += labelled
-            loss -= (1 - smoothing) * chunk[where].sum()
+        width = max(1, min(total, _chunk_size(queries) // batch))
+        starts = range(0, total, width)
+        order = tails.argsort()
+        rows, tails = _rows(offsets)[order], tails[order]
+        bounds = torch.searchsorted(tails, torch.tensor([*starts, total], device=tails.device)).tolist()
+        q = queries.to(_product_dtype(queries))
+        grad_queries, grad_entities = torch.zeros_like(q), torch.empty_like(entities, dtype=q.dtype)
+        space = q.new_empty(width * batch)
+        loss = _zero(q)
+        for start, first, last in zip(starts, bounds, bounds[1:], strict=False):
+            block = entities[start : start + width].to(q.dtype)
+            logits = torch.mm(block, q.T, out=space[: len(block) * batch].view(len(block), batch))
+            true = tails[first:last] - start, rows[first:last]
+            if measured:
+                loss -= (1 - smoothing) * logits[true].sum(dtype=loss.dtype)
+                if smoothing:
+                    loss -= smoothing / total * logits.sum(dtype=loss.dtype)
+            logits.clamp_(min=FLOOR)
+            if measured:
+                loss += _softplus_sum(logits.to(loss.dtype))
+            torch.sigmoid(logits, out=logits)
+            logits.index_put_(true, logits.new_tensor(smoothing - 1), accumulate=True)
             if smoothing:
-                loss -= smoothing / total * chunk.sum()
-            if offsets is not None:
-                loss += F.softplus(chunk).sum()
-                torch.sigmoid(chunk, out=chunk)
-            else:
-                norm = chunk.logsumexp(dim=1, keepdim=True)
-                loss += norm.sum()
-                chunk.sub_(norm).exp_()
-            chunk.index_put_(where, chunk.new_tensor(smoothing - 1), accumulate=True)
-            if smoothing:
-                chunk -= smoothing / total
-            torch.mm(chunk, entities, out=grad_queries[start:stop])
-            grad_entities.addmm_(chunk.T, part)
-        scale = 1 / (batch * total) if offsets is not None else 1 / batch
-        ctx.save_for_backward(grad_queries.mul_(scale), grad_entities.mul_(scale))
-        return loss * scale
+                logits -= smoothing / total
+            torch.mm(logits, q, out=grad_entities[start : start + width])
+            grad_queries.addmm_(logits.T, block)
+        ctx.count = batch * total
+        ctx.save_for_backward(grad_queries.to(queries.dtype), grad_entities.to(entities.dtype))
+        return loss / ctx.count if measured else loss.fill_(torch.nan)
+
+
+class _CrossEntropy(_LossOverEntities):
+    """Blocks of queries: the gradient of a logit x is softmax(x) − label."""
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        grad_queries, grad_entities = ctx.saved_tensors
-        return grad * grad_queries, grad * grad_entities, None, None, None
+    def forward(ctx: Any, queries: Tensor, entities: Tensor, tails: Tensor, smoothing: float) -> Tensor:
+        batch, total = len(queries), len(entities)
+        height = max(1, min(batch, _chunk_size(queries) // total))
+        dtype = _product_dtype(queries)
+        e = entities.to(dtype)
+        grad_queries, grad_entities = torch.empty_like(queries, dtype=dtype), torch.zeros_like(e)
+        space = e.new_empty(height, total)
+        loss = _zero(e)
+        for start in range(0, batch, height):
+            q = queries[start : start + height].to(dtype)
+            logits = torch.mm(q, e.T, out=space[: len(q)])
+            where = torch.arange(len(q), device=e.device), tails[start : start + height]
+            norm = logits.logsumexp(dim=1, keepdim=True)
+            loss += norm.sum(dtype=loss.dtype) - (1 - smoothing) * logits[where].sum(dtype=loss.dtype)
+            if smoothing:
+                loss -= smoothing / total * logits.sum(dtype=loss.dtype)
+            logits.sub_(norm).clamp_(min=FLOOR).exp_()
+            logits[where] -= 1 - smoothing
+            if smoothing:
+                logits -= smoothing / total
+            torch.mm(logits, e, out=grad_queries[start : start + height])
+            grad_entities.addmm_(logits.T, q)
+        ctx.count = batch
+        ctx.save_for_backward(grad_queries.to(queries.dtype), grad_entities.to(entities.dtype))
+        return loss / ctx.count
 
 
-def _rows(offsets: Tensor, tails: Tensor) -> Tensor:
+def _zero(like: Tensor) -> Tensor:
+    """Where a loss is added up: in float32 at least."""
+    return torch.zeros((), dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
+
+
+def _softplus_sum(x: Tensor) -> Tensor:
+    """Σ log(1 + exp(x)) = Σ max(x, 0) − Σ log σ(|x|), in half the time of `softplus` and its slow cases."""
+    return x.relu().sum() - x.abs().sigmoid_().log_().sum()
+
+
+def _chunk_size(queries: Tensor) -> int:
+    return CHUNK_ON_CPU if queries.device.type == "cpu" else CHUNK_ON_DEVICE
+
+
+def _product_dtype(queries: Tensor) -> torch.dtype:
+    """The dtype of the matrix products: under autocast its own, else that of the model."""
+    device = queries.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else queries.dtype
+
+
+def _rows(offsets: Tensor) -> Tensor:
     """The query each label belongs to."""
     counts = offsets.diff()
-    return torch.repeat_interleave(torch.arange(len(counts), device=tails.device), counts.to(tails.device))
+    return torch.repeat_interleave(torch.arange(len(counts), device=offsets.device), counts)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
+from transformers.trainer_utils import IntervalStrategy
 
 from aswa_hf.kge.graph import TailsByQuery, with_inverses
 from aswa_hf.kge.modeling_kge import KGEModel
@@ -74,6 +75,9 @@ class NegativeSampling(OneVsAll):
         return batch | {"tails": torch.cat([true, drawn], dim=1), "labels": labels.float()}
 
 
+# The training loss takes a quarter of a KvsAll step: a logged one is the mean over at least so many of its steps.
+LOSSES_PER_LOG = 16
+
 SCHEMES = ("kvsall", "1vsall", "negative_sampling")
 
 
@@ -131,10 +135,37 @@ class KGETrainer(Trainer):
                 f"The model has {model.config.num_entities} entities and {model.config.num_relations} relations, the "
                 f"graph {kg.num_entities} and {kg.num_relations}. Build the config from the graph's numbers."
             )
+        if args.n_gpu > 1:
+            raise ValueError(
+                f"One process is to use {args.n_gpu} GPUs. Start one each: accelerate launch --multi_gpu …"
+            )
+        self._steps_since_log = 0
         examples = training_examples(kg, scheme, inverses=model.config.inverse_relations, negatives=negatives)
         args.remove_unused_columns = False  # which would take a finished batch for a list of examples
         options = {"processing_class": kg.vocab, "eval_dataset": kg["validation"]} | options
         super().__init__(model, args, train_dataset=examples, data_collator=_as_it_is, **options)
+
+    def training_step(self, model: Any, inputs: Batch, num_items_in_batch: Any = None) -> Tensor:
+        """A step as usual; where there are many between two logs, some measure the loss and the others repeat it."""
+        measured = self._steps_since_log % self._measure_every == 0
+        self._steps_since_log += 1
+        loss = super().training_step(model, {**inputs, "measured": measured}, num_items_in_batch)
+        if measured:
+            self._last_loss = loss
+        return self._last_loss
+
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        self._steps_since_log = 0
+        super().log(*args, **kwargs)
+
+    @property
+    def _measure_every(self) -> int:
+        if not isinstance(self.train_dataset, KvsAll):
+            return 1  # the other losses come with their gradients
+        per_log = self.state.max_steps / self.args.num_train_epochs
+        if self.args.logging_strategy == IntervalStrategy.STEPS:
+            per_log = self.state.logging_steps
+        return max(1, int(per_log) // LOSSES_PER_LOG)
 
     def evaluate(
         self, eval_dataset: str | None = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
