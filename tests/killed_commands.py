@@ -18,8 +18,9 @@ from pathlib import Path
 
 import torch
 
-import aswa_hf.cli.runs
+import aswa_hf.cli.runs_kge  # noqa: F401  here and not in every process
 from aswa_hf.cli import main as aswa_hf_main
+from aswa_hf.cli.runs import LOG, RESULTS
 
 
 def start(arguments: list[str]) -> int:
@@ -65,10 +66,10 @@ def main() -> None:
 
     finish(start([*command, "--output-dir", f"{root}/straight"]))
     killed = [*command, "--output-dir", f"{root}/killed"]
-    log = Path(root) / "killed" / aswa_hf.cli.runs.LOG
+    log = Path(root) / "killed" / LOG
     for count, epoch in enumerate(map(int, kills)):
         kill_at(epoch, start([*killed, "--resume"] if count else killed), log)
-        assert not (Path(root) / "killed" / aswa_hf.cli.runs.RESULTS).exists()
+        assert not (Path(root) / "killed" / RESULTS).exists()
     finish(start([*killed, "--resume"]))
 
 
