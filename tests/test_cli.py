@@ -154,6 +154,9 @@ def test_an_image_classifier_is_trained_tested_with_every_strategy_and_loaded_by
     status, _, errors = run_here(*command, "--epochs", "5", "--resume")
     assert status == 0, errors
     assert json.loads((folder / "results.json").read_text())["strategies"] == results["strategies"]
+    (folder / "fge" / "start.safetensors").unlink()
+    status, _, errors = run_here(*command, "--epochs", "5", "--resume")
+    assert (status, "the run was begun without --fge and is past epoch 4" in errors) == (1, True)
 
 
 def test_a_killed_image_run_is_resumed_bit_identically(tmp_path):
@@ -189,6 +192,7 @@ def test_a_killed_image_run_is_resumed_bit_identically(tmp_path):
         ("train image --dataset digits --output-dir i --val-ratio 1.5", "1.5"),
         ("train image --dataset nowhere --output-dir i", "nowhere"),
         ("train image --dataset digits --output-dir i --epochs 1 --fge", "needs --epochs 2 or more"),
+        ("train image --dataset digits --output-dir i --epochs 5 --fge --fge-cycle 3", "the last 1 of 5 epochs"),
         ("train image --dataset digits --output-dir i --precision int4", "got 'int4'"),
         ("train image --dataset digits --output-dir i --resume", "no checkpoint in i"),
         ("train kge --dataset nowhere --output-dir a", "nowhere"),

@@ -52,6 +52,7 @@ def train_image(
     lr: float | None,
     strategies: list[str],
     fge: bool,
+    fge_cycle: float | None,
     image_size: int | None,
     augment: bool | None,
     val_ratio: float,
@@ -67,21 +68,28 @@ def train_image(
     factories: Any = named_factories(strategies)
     checkpoint = checked_folder(output_dir, resume)
     splits = _load(dataset, val_ratio, seed, train_size)
-    size = image_size or timm.get_pretrained_cfg(model_name).input_size[-1]
+    preset = timm.get_pretrained_cfg(model_name)
+    size = image_size or (preset.input_size[-1] if preset else None)
     images = {
         split: ImageTensors(rows, size=size, augment=split == "train" and _augments(augment, dataset))
         for split, rows in splits.items()
     }
     recipe_name, recipe = find_recipe(recipe_name, model_name, images["train"].num_classes)
+    recipe = recipe.lasting(epochs or recipe.epochs)
     recipe = replace(
-        recipe.lasting(epochs or recipe.epochs), batch_size=batch_size or recipe.batch_size, lr=lr or recipe.lr
+        recipe,
+        batch_size=batch_size or recipe.batch_size,
+        lr=recipe.lr if lr is None else lr,
+        fge_cycle=recipe.fge_cycle if fge_cycle is None else fge_cycle,
     )
-    if recipe.epochs < 2 and fge:
-        raise ValueError("--fge sets out from a point within the run and needs --epochs 2 or more.")
+    fge_folder = output_dir / "fge"
+    if fge:
+        _check_fge(recipe, fge_folder / START, checkpoint, len(images["train"]))
     set_seed(seed)
     model = _build(model_name, images["train"])
     parts = ", ".join(f"{len(rows):,} {split}" for split, rows in images.items())
-    console.print(f"{dataset}: {parts} images, {images['train'].num_classes} classes, {size}×{size} pixels")
+    size, classes = images["train"].size, images["train"].num_classes
+    console.print(f"{dataset}: {parts} images, {classes} classes, {size}×{size} pixels")
     console.print(f"{model_name} by recipe {recipe_name}: {recipe}")
 
     options: dict[str, Any] = {"seed": seed, "disable_tqdm": True, "save_strategy": "steps", "save_total_limit": 1}
@@ -96,7 +104,6 @@ def train_image(
     )
     trainer.add_callback(callback)
     trainer.add_callback(LogFile(output_dir / LOG))
-    fge_folder = output_dir / "fge"
     if fge:
         trainer.add_callback(SaveWeights(fge_folder / START, recipe.fge_epoch))
 
@@ -171,6 +178,23 @@ def _build(name: str, images: ImageTensors) -> TimmForImageClassification:
     return model
 
 
+def _check_fge(recipe: Recipe, start: Path, checkpoint: str | None, examples: int) -> None:
+    """Refuses what would fail only when training is over."""
+    if recipe.epochs < 2:
+        raise ValueError("--fge sets out from a point within the run and needs --epochs 2 or more.")
+    if recipe.fge_cycle > 2 * recipe.fge_epochs:
+        raise ValueError(
+            f"--fge-cycle {recipe.fge_cycle}: the first snapshot would come after half a cycle, but FGE only trains "
+            f"for the last {recipe.fge_epochs} of {recipe.epochs} epochs."
+        )
+    done = int(checkpoint.rpartition("-")[2]) if checkpoint else 0
+    if done >= recipe.fge_epoch * -(-examples // recipe.batch_size) and not start.exists():
+        raise ValueError(
+            f"--fge: {start} is missing, because the run was begun without --fge and is past epoch "
+            f"{recipe.fge_epoch}. Go on without --fge, or start anew."
+        )
+
+
 def _fge(
     model: TimmForImageClassification,
     args: TrainingArguments,
@@ -181,11 +205,6 @@ def _fge(
 ) -> dict[str, Any]:
     """The metrics of Fast Geometric Ensembling from the run's weights after `recipe.fge_epoch` epochs."""
     folder = Path(args.output_dir)
-    if not (folder / START).exists():
-        raise ValueError(
-            f"--fge: {folder / START} is missing, because the run was begun without --fge and is past epoch "
-            f"{recipe.fge_epoch}. Go on without --fge, or start anew."
-        )
     save_every_tenth(args, len(images["train"]))
     model.load_state_dict(load_file(folder / START))
     trainer = FGETrainer(model, args, recipe, train_dataset=images["train"], callbacks=[LogFile(folder.parent / LOG)])

@@ -63,7 +63,7 @@ def timm_classifier(
     names = [str(label) for label in range(classes)] if isinstance(classes, int) else [str(label) for label in classes]
     if len(names) < 2 or len(set(names)) < len(names):
         raise ValueError(f"A classifier needs two or more classes with different names, got {names}.")
-    preset = timm.get_pretrained_cfg(name) or timm.get_pretrained_cfg(name.partition(".")[0])
+    preset = timm.get_pretrained_cfg(name)
     if channels != 3:
         options["in_chans"] = channels
     if size is not None and preset is not None and preset.fixed_input_size:
