@@ -26,7 +26,7 @@ LABEL_COLUMNS = ("label", "fine_label", "coarse_label")
 def load_digits(*, train: int = 500, validation: int = 500, seed: int = 0) -> DatasetDict:
     """scikit-learn's 1,797 real handwritten digits as train, validation and (what is left over) test split.
 
-    Columns: `image`, 8×8 grey levels from 0 to 255, and `label`.
+    Columns: `image`, 8×8 pixels of 17 grey levels, the multiples of 15 from 0 to 240, and `label`.
     """
     from sklearn.datasets import load_digits as sklearn_digits
 
@@ -37,7 +37,7 @@ def load_digits(*, train: int = 500, validation: int = 500, seed: int = 0) -> Da
             f"{len(digits.target)} digits for testing."
         )
     features = Features({"image": Array2D((8, 8), "uint8"), "label": ClassLabel(names=list("0123456789"))})
-    images = np.rint(digits.images * (255 / 16)).astype(np.uint8)
+    images = (15 * digits.images).astype(np.uint8)
     order = np.random.default_rng(seed).permutation(len(digits.target))
     splits = np.split(order, [train, train + validation])
     return DatasetDict(
@@ -242,14 +242,14 @@ def _select(dataset: Dataset, split: str, rows: np.ndarray) -> Dataset:
 
 
 class TensorImages(torch.utils.data.Dataset[dict[str, Tensor]]):
-    """Grey images of a dataset as tensors from -1 to 1, enlarged to `size`, with the names a model's inputs have.
+    """The digits as tensors from -1 to 1, enlarged to `size`, with the names a model's inputs have.
 
     Decoding happens once, here, and not in every epoch.
     """
 
     def __init__(self, dataset: Dataset, *, size: int):
         table = dataset.with_format("numpy")
-        images = torch.as_tensor(np.asarray(table["image"][:]), dtype=torch.float32)[:, None] * (2 / 255) - 1
+        images = torch.as_tensor(np.asarray(table["image"][:]), dtype=torch.float32)[:, None] / 120 - 1
         self.pixel_values = torch.nn.functional.interpolate(images, size=size, mode="bilinear")
         self.labels = torch.as_tensor(np.asarray(table["label"][:]))
 
