@@ -23,8 +23,11 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(INSTALLED)  ## speed and memory beside the peers and the machine's limit
+bench: $(INSTALLED)  ## speed and memory beside the peers and the machine's limit; DATA="folder …" adds graphs
+	$(BIN)/python -m pip install --quiet --editable ".[bench]"
 	$(BIN)/python benchmarks/averaging.py
+	$(BIN)/python benchmarks/vision.py
+	$(BIN)/python benchmarks/kge.py --data countries $(DATA)
 
 readme: $(INSTALLED)  ## measures anew what the README shows
 	$(BIN)/python docs/measure_readme.py

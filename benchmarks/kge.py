@@ -7,9 +7,9 @@ Measured: a KvsAll epoch with inverse relations through `KGETrainer` (all that a
 the filtered ranking of the validation triples by head and tail. The peers are pykeen (`pip install "aswa-hf[bench]"`;
 its LCWA loop and its rank-based evaluator; it is left out where it would take hours) and a plain loop with a matrix of
 labels and `binary_cross_entropy_with_logits`. The limit is the matrix products alone: three for a batch of training,
-timed between the steps of the very run they are compared with, and one for a batch of ranking. Slow peers do a part of
-an epoch, whose time is scaled up. Every row is measured in a process of its own, whose peak memory is given, the
-libraries included. On a busy machine the figures say little.
+timed between the steps of the very run they are compared with, and one for a batch of ranking. The plain loop does a
+part of an epoch, whose time is scaled up. Every row is measured in a process of its own, whose peak memory is given,
+with the libraries and without; the matrices of the limit are in it. On a busy machine the figures say little.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ import argparse
 import json
 import math
 import os
-import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import torch
@@ -34,18 +32,18 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from aswa_hf.kge import KGEConfig, KGEModel, KGETrainer, evaluate_link_prediction, load_kg, paper_arguments
+from aswa_hf.kge import KGEModel, KGETrainer, evaluate_link_prediction, load_kg, paper_arguments
 from aswa_hf.kge.graph import TailsByQuery, with_inverses
-from aswa_hf.kge.ranking import SCORES_ON_CPU
 from aswa_hf.kge.training import training_examples
 
 MODELS = ("distmult", "complex", "qmult", "keci")
 # pykeen's names; Keci it does not have, and its DistMult and QuatE build a tensor of batch × entities × dimension.
 PYKEEN = {"complex": ("ComplEx", 2), "distmult": ("DistMult", 1), "qmult": ("QuatE", 4)}
-PYKEEN_ALL_UP_TO = 1000  # entities
+SMALL = 1000  # entities, up to which every peer runs
 LR = 0.1
 PEER_BATCHES = 12
 PEER_TRIPLES = 500
+LINE = "{:<14} {:<13} {:<9} {:>9} {:>8} {:>8} {:>10} {:>8} {:>9}"
 
 
 class Limit:
@@ -114,37 +112,34 @@ def train_dense(data: str, scorer: str, dim: int, batch: int, epochs: int) -> di
         loss.backward()
         optimizer.step()
 
-    def some_batches() -> float:
-        rows = order[: min(batches, PEER_BATCHES) * batch].split(batch)
+    seconds = []
+    for rows in order[: 2 * PEER_BATCHES * batch].split(batch):
         start = time.perf_counter()
-        for part in rows:
-            step(part)
-        return (time.perf_counter() - start) * batches / len(rows)
-
-    return alternate(some_batches, limit, epochs, batches)
+        step(rows)
+        seconds.append(time.perf_counter() - start)
+        limit()
+    return {"seconds": batches * mean(seconds[len(seconds) // 4 :]), "limit": batches * median(limit.seconds)}
 
 
 def train_pykeen(data: str, scorer: str, dim: int, batch: int, epochs: int) -> dict[str, Any]:
-    """pykeen's LCWA loop with inverse triples, on a part of the queries of a large graph."""
+    """Epochs of pykeen's LCWA loop with inverse triples; of a large graph one."""
     from pykeen.training import LCWATrainingLoop
 
     kg = load_kg(data)
-    queries = TailsByQuery.of(with_inverses(kg.triples("train"), kg.num_relations))
-    batches = -(-len(queries) // batch)
-    share = min(1.0, PEER_BATCHES / batches)
-    factory = pykeen_triples(kg, share)
+    factory = pykeen_triples(kg)
     model = pykeen_model(factory, scorer, dim)
     loop = LCWATrainingLoop(model=model, triples_factory=factory, optimizer=torch.optim.Adam(model.parameters(), LR))
-    limit = Limit(min(batch, len(queries)), kg.num_entities, dim)
-
-    def some_batches() -> float:
-        start = time.perf_counter()
-        options = {"use_tqdm": False, "use_tqdm_batch": False, "clear_optimizer": False}
-        loop.train(factory, num_epochs=1, batch_size=batch, **options)
-        # Its examples are queries too, so that a part of them takes its part of the batches.
-        return (time.perf_counter() - start) * len(queries) / len(TailsByQuery.of(inverted(factory, kg)))
-
-    return alternate(some_batches, limit, epochs, batches)
+    queries = len(training_examples(kg, inverses=True))
+    limit = Limit(min(batch, queries), kg.num_entities, dim)
+    epochs = epochs if kg.num_entities <= SMALL else 1
+    for _ in range(3):
+        limit()
+    start = time.perf_counter()
+    loop.train(factory, num_epochs=epochs, batch_size=batch, use_tqdm=False, use_tqdm_batch=False)
+    seconds = (time.perf_counter() - start) / epochs
+    for _ in range(3):
+        limit()
+    return {"seconds": seconds, "limit": -(-queries // batch) * median(limit.seconds)}
 
 
 def rank_ours(data: str, scorer: str, dim: int, batch: int, epochs: int) -> dict[str, Any]:
@@ -152,22 +147,18 @@ def rank_ours(data: str, scorer: str, dim: int, batch: int, epochs: int) -> dict
     model = build(kg, scorer, dim)
     triples = len(kg["validation"])
     queries = len(TailsByQuery.of(with_inverses(kg.triples("validation"), kg.num_relations)))
-    best: dict[str, list[float]] = {"ours": [], "limit": []}
     vectors = torch.randn(queries, dim)
-    for _ in range(epochs):
+    space = torch.empty(batch, kg.num_entities)
+    seconds, limit = [], []
+    for _ in range(1 + epochs):
         start = time.perf_counter()
         evaluate_link_prediction(model, kg, "validation")
-        best["ours"].append(time.perf_counter() - start)
-        # The better of a product of 1024 rows, and one that stays in the cache.
-        limits = []
-        for rows in (1024, max(1, SCORES_ON_CPU // kg.num_entities)):
-            space = torch.empty(rows, kg.num_entities)
-            start = time.perf_counter()
-            for part in vectors.split(rows):
-                torch.mm(part, model.entity_embeddings.weight.detach().T, out=space[: len(part)])
-            limits.append(time.perf_counter() - start)
-        best["limit"].append(min(limits))
-    return {"seconds": median(best["ours"][1:]), "limit": median(best["limit"][1:]), "triples": triples}
+        seconds.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        for part in vectors.split(batch):
+            torch.mm(part, model.entity_embeddings.weight.detach().T, out=space[: len(part)])
+        limit.append(time.perf_counter() - start)
+    return {"seconds": median(seconds[1:]), "limit": median(limit[1:]), "triples": triples}
 
 
 def rank_pykeen(data: str, scorer: str, dim: int, batch: int, epochs: int) -> dict[str, Any]:
@@ -188,32 +179,16 @@ def rank_pykeen(data: str, scorer: str, dim: int, batch: int, epochs: int) -> di
     return {"seconds": min(seconds) * len(triples) / len(some), "limit": math.nan, "triples": len(triples)}
 
 
-def alternate(some_batches: Callable[[], float], limit: Limit, rounds: int, batches: int) -> dict[str, Any]:
-    some_batches()
-    seconds = []
-    for _ in range(min(3, rounds)):
-        limit(), limit()
-        seconds.append(some_batches())
-    return {"seconds": median(seconds), "limit": batches * median(limit.seconds)}
-
-
 def build(kg: Any, scorer: str, dim: int) -> KGEModel:
     torch.manual_seed(0)
-    config = KGEConfig(num_entities=kg.num_entities, num_relations=kg.num_relations, dim=dim, scorer=scorer)
-    return KGEModel(config)
+    return KGEModel(kg.config(scorer=scorer, dim=dim))
 
 
-def pykeen_triples(kg: Any, share: float = 1.0) -> Any:
+def pykeen_triples(kg: Any) -> Any:
     from pykeen.triples import CoreTriplesFactory
 
     triples = torch.from_numpy(kg.triples("train")).long()
-    torch.manual_seed(0)
-    some = triples[torch.randperm(len(triples))[: max(1, int(share * len(triples)))]]
-    return CoreTriplesFactory(some, kg.num_entities, kg.num_relations, create_inverse_triples=True)
-
-
-def inverted(factory: Any, kg: Any) -> Any:
-    return with_inverses(factory.mapped_triples.numpy(), kg.num_relations)
+    return CoreTriplesFactory(triples, kg.num_entities, kg.num_relations, create_inverse_triples=True)
 
 
 def pykeen_model(factory: Any, scorer: str, dim: int) -> Any:
@@ -233,8 +208,10 @@ def plan(datasets: list[str], peers: bool) -> list[tuple[str, str, str]]:
     for data in datasets:
         entities = load_kg(data).num_entities
         for scorer in MODELS:
-            rows += [(task, data, scorer) for task in ("train ours", "train dense") if scorer == "complex" or "o" in task]
-            if peers and scorer in PYKEEN and (entities <= PYKEEN_ALL_UP_TO or scorer == "complex"):
+            rows += [
+                (task, data, scorer) for task in ("train ours", "train dense") if scorer == "complex" or "o" in task
+            ]
+            if peers and scorer in PYKEEN and (entities <= SMALL or scorer == "complex"):
                 rows.append(("train pykeen", data, scorer))
         rows.append(("rank ours", data, "complex"))
         if peers:
@@ -254,10 +231,17 @@ def in_its_own_process(task: str, data: str, scorer: str, options: argparse.Name
 
 def measure(request: dict[str, Any]) -> None:
     torch.set_num_threads(request["threads"])
-    epochs = request["epochs"] * (1 if load_kg(request["data"]).num_entities > PYKEEN_ALL_UP_TO else 10)
+    imported = peak_memory()
+    epochs = request["epochs"] * (1 if load_kg(request["data"]).num_entities > SMALL else 10)
     found = TASKS[request["task"]](request["data"], request["scorer"], request["dim"], request["batch"], epochs)
-    found["peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    found |= {"peak": peak_memory(), "imported": imported}
     print(json.dumps(found))
+
+
+def peak_memory() -> int:
+    # Not getrusage: what it gives begins with the peak of the parent process.
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
 def text(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
@@ -274,8 +258,8 @@ def text(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     cells.append("" if math.isnan(row["limit"]) else f"{row['seconds'] / row['limit']:.2f}")
     cells.append(f"{row['seconds'] / ours:.2f}")
     cells.append(f"{row['triples'] / row['seconds']:.0f}" if "triples" in row else "")
-    cells.append(f"{row['peak'] / 1e9:.2f}")
-    return "{:<14} {:<13} {:<9} {:>9} {:>8} {:>8} {:>10} {:>8}".format(*cells)
+    cells += [f"{row['peak'] / 1e9:.2f}", f"{(row['peak'] - row['imported']) / 1e9:.2f}"]
+    return LINE.format(*cells)
 
 
 def main() -> None:
@@ -283,7 +267,9 @@ def main() -> None:
     parser.add_argument("--data", nargs="+", default=["countries"], help="folders of triples (countries)")
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--epochs", type=int, default=3, help="epochs through the Trainer; ten times as many when small")
+    parser.add_argument(
+        "--epochs", type=int, default=3, help="epochs through the Trainer; ten times as many when small"
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--no-peers", action="store_true", help="without pykeen")
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the measurements to this file")
@@ -301,8 +287,7 @@ def main() -> None:
     header |= {"threads": options.threads, "dim": options.dim, "batch": options.batch_size}
     header |= {"load before": round(os.getloadavg()[0], 2)}
     print(", ".join(f"{key} {value}" for key, value in header.items()))
-    columns = ("graph", "what", "model", "seconds", "x limit", "x ours", "triples/s", "peak GB")
-    print("{:<14} {:<13} {:<9} {:>9} {:>8} {:>8} {:>10} {:>8}".format(*columns))
+    print(LINE.format("graph", "what", "model", "seconds", "x limit", "x ours", "triples/s", "peak GB", "- import"))
     rows: list[dict[str, Any]] = []
     with tqdm(plan(options.data, peers), unit="row", leave=False, disable=None) as progress:
         for task, data, scorer in progress:

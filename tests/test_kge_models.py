@@ -172,8 +172,66 @@ def test_sparse_loss_equals_dense_binary_cross_entropy(smoothing, chunk, monkeyp
     )
 
 
+def test_extreme_scores_give_the_dense_loss_too():
+    """Scores beyond what exp and sigmoid can tell from 0 and 1."""
+    queries = torch.tensor([[-200.0], [-30.0], [0.0], [25.0], [300.0]], dtype=torch.float64, requires_grad=True)
+    entities = torch.linspace(-3, 3, ENTITIES, dtype=torch.float64).unsqueeze(1).requires_grad_()
+    tails, offsets = sparse_labels()
+    for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-6)):
+        ours = loss_over_entities(queries.to(dtype), entities.to(dtype), tails, offsets)
+        theirs = torch.nn.functional.binary_cross_entropy_with_logits(
+            queries @ entities.T, dense_labels(tails, offsets)
+        )
+        torch.testing.assert_close(ours.double(), theirs, rtol=tolerance, atol=tolerance)
+        for mine, reference in zip(
+            torch.autograd.grad(ours, (queries, entities)),
+            torch.autograd.grad(theirs, (queries, entities)),
+            strict=True,
+        ):
+            torch.testing.assert_close(mine, reference, rtol=tolerance, atol=tolerance)
+
+
+def test_without_its_value_the_loss_has_the_same_gradients():
+    torch.manual_seed(1)
+    queries, entities = torch.randn(5, 4, requires_grad=True), torch.randn(ENTITIES, 4, requires_grad=True)
+    losses = [loss_over_entities(queries, entities, *sparse_labels(), 0.1, measured) for measured in (True, False)]
+    assert losses[0].isfinite()
+    assert losses[1].isnan()
+    gradients = [torch.autograd.grad(loss, (queries, entities)) for loss in losses]
+    for measured, other in zip(*gradients, strict=True):
+        assert torch.equal(measured, other)
+
+
+@pytest.mark.parametrize("offsets", [True, False], ids=["binary", "one-true-tail"])
+def test_under_autocast_products_are_bfloat16_and_gradients_float32(offsets):
+    torch.manual_seed(1)
+    queries, entities = torch.randn(5, 64, requires_grad=True), torch.randn(ENTITIES, 64, requires_grad=True)
+    tails, starts = sparse_labels() if offsets else (torch.tensor([0, 6, 3, 3, 1]), None)
+    exact = loss_over_entities(queries, entities, tails, starts)
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = loss_over_entities(queries, entities, tails, starts)
+    assert ours.dtype == torch.float32
+    assert not torch.equal(ours, exact)
+    torch.testing.assert_close(ours, exact, rtol=0.02, atol=0)
+    for mine, reference in zip(
+        torch.autograd.grad(ours, (queries, entities)),
+        torch.autograd.grad(exact, (queries, entities)),
+        strict=True,
+    ):
+        assert mine.dtype == torch.float32
+        assert torch.nn.functional.cosine_similarity(mine.flatten(), reference.flatten(), dim=0) > 0.995
+
+
+def test_labels_that_do_not_fit_the_queries_are_refused():
+    tails, offsets = sparse_labels()
+    with pytest.raises(ValueError, match=r"one number more than there are queries \(4\), got 6"):
+        build(DistMult)(torch.arange(4), torch.arange(4), labels=tails, label_offsets=offsets)
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_one_true_tail_gives_cross_entropy(smoothing):
+@pytest.mark.parametrize("chunk", [1, 2 * ENTITIES, 1 << 20])
+def test_one_true_tail_gives_cross_entropy(smoothing, chunk, monkeypatch):
+    monkeypatch.setattr("aswa_hf.kge.modeling_kge.CHUNK_ON_CPU", chunk)
     torch.manual_seed(1)
     queries = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
     entities = torch.randn(ENTITIES, 4, dtype=torch.float64, requires_grad=True)

@@ -116,7 +116,7 @@ def test_bad_arguments_say_what_is_expected(tmp_path):
     kg = random_graph(tmp_path)
     with pytest.raises(ValueError, match=r"no split 'dev'. Choose one of train, validation, test"):
         evaluate_link_prediction(build(kg), kg, "dev")
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1, got 0"):
         evaluate_link_prediction(build(kg), kg, batch_size=0)
 
 
@@ -129,3 +129,33 @@ def test_tails_are_grouped_by_query():
     assert offsets.tolist() == [0, 2, 3, 5]
     assert queries.find(np.array([2, 0]), np.array([0, 1])).tolist() == [2, 1]
     assert len(TailsByQuery.of(np.empty((0, 3), dtype=np.int64))) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_models_are_ranked_exactly(dtype, tmp_path):
+    """With more entities than a half-precision number can count."""
+    kg = random_graph(tmp_path, entities=3000)
+    model = build(kg).to(dtype)
+    with torch.no_grad():
+        model.entity_embeddings.weight.abs_()
+    half = evaluate_link_prediction(model, kg)
+    original = model.score_tails
+    model.score_tails = lambda *ids: original(*ids).float()
+    assert half == evaluate_link_prediction(model, kg)
+
+
+def test_a_changed_split_is_ranked_anew(tmp_path):
+    kg = random_graph(tmp_path)
+    model = build(kg)
+    before = evaluate_link_prediction(model, kg)
+    kg["test"] = kg["test"].select([0])
+    after = evaluate_link_prediction(model, kg)
+    assert after != before
+    assert after == pytest.approx(slow_metrics(model, kg, "test"))
+
+
+@pytest.mark.parametrize("options", [{"ks": (0,)}, {"ks": (2.5,)}, {"batch_size": 0}, {"batch_size": "2"}])
+def test_impossible_numbers_are_refused(options, tmp_path):
+    kg = random_graph(tmp_path)
+    with pytest.raises(ValueError, match="must be a whole number of at least 1, got"):
+        evaluate_link_prediction(build(kg), kg, **options)

@@ -112,3 +112,36 @@ def test_a_model_of_another_graph_is_refused(tmp_path):
     model = DistMult(KGEConfig(num_entities=5, num_relations=1, dim=4))
     with pytest.raises(ValueError, match="The model has 5 entities and 1 relations, the graph 12 and 3"):
         KGETrainer(model, paper_arguments(str(tmp_path)), kg)
+
+
+def test_a_logged_loss_is_the_mean_of_some_of_its_steps(tmp_path, monkeypatch):
+    kg = random_graph(tmp_path / "graph")
+
+    def logged_losses(at_least):
+        monkeypatch.setattr("aswa_hf.kge.training.LOSSES_PER_LOG", at_least)
+        options = {"per_device_train_batch_size": 4, "num_train_epochs": 3, "learning_rate": 1e-3}
+        trainer = make_trainer(kg, tmp_path, **options)
+        model, measured = trainer.model, []
+        forward = model.forward
+        monkeypatch.setattr(
+            model, "forward", lambda **inputs: measured.append(inputs["measured"]) or forward(**inputs)
+        )
+        trainer.train()
+        losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+        return losses, sum(measured), len(measured), weights_of(model)
+
+    all_losses, *counts, all_weights = logged_losses(10**6)
+    assert counts[0] == counts[1] == 3 * (counts[1] // 3)
+    some_losses, measured, steps, some_weights = logged_losses(5)
+    assert 3 * 5 <= measured < steps
+    assert some_losses == pytest.approx(all_losses, rel=0.05)
+    assert_same_tensors(all_weights, some_weights)
+
+
+def test_what_cannot_be_trained_on_is_refused(tmp_path):
+    kg = random_graph(tmp_path / "graph")
+    with pytest.raises(ValueError, match="dispatch_batches"):
+        make_trainer(kg, tmp_path, accelerator_config={"dispatch_batches": True})
+    kg["train"] = kg["train"].select([])
+    with pytest.raises(ValueError, match="The split 'train' has no triples to learn from"):
+        make_trainer(kg, tmp_path)

@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from transformers import TrainerCallback, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
 from aswa_hf.checkpoint import library_versions
 from aswa_hf.files import write_text
@@ -25,7 +24,7 @@ RESULTS, LOG, PICTURE = "results.json", "train.log", "trajectory.png"
 
 def checked_folder(output_dir: Path, resume: bool) -> str | None:
     """The checkpoint to resume from, if asked for; a folder with another run in it is not written over."""
-    last = get_last_checkpoint(str(output_dir)) if output_dir.is_dir() else None
+    last = last_whole_checkpoint(output_dir)
     if resume:
         if last is None:
             raise ValueError(f"--resume: there is no checkpoint in {output_dir}. Start the run without --resume.")
@@ -33,6 +32,12 @@ def checked_folder(output_dir: Path, resume: bool) -> str | None:
     if last is not None or (output_dir / RESULTS).exists():
         raise ValueError(f"{output_dir} holds a run already. Choose another --output-dir, or go on with --resume.")
     return None
+
+
+def last_whole_checkpoint(folder: Path) -> str | None:
+    """The last checkpoint that was written to its end, which is the Trainer's state."""
+    whole = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]
+    return str(max(whole, key=lambda path: int(path.name.rpartition("-")[2]))) if whole else None
 
 
 def save_every_tenth(args: TrainingArguments, examples: int) -> None:

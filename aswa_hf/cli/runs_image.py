@@ -14,7 +14,6 @@ from rich.console import Console
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 from transformers import TrainingArguments, set_seed
-from transformers.trainer_utils import get_last_checkpoint
 
 from aswa_hf.cli.progress import narrated, steps_shown
 from aswa_hf.cli.runs import (
@@ -23,6 +22,7 @@ from aswa_hf.cli.runs import (
     checked_folder,
     draw,
     evaluate_strategies,
+    last_whole_checkpoint,
     results_table,
     save_every_tenth,
     write_results,
@@ -209,7 +209,7 @@ def _fge(
     model.load_state_dict(load_file(folder / START))
     trainer = FGETrainer(model, args, recipe, train_dataset=images["train"], callbacks=[LogFile(folder.parent / LOG)])
     with steps_shown(trainer, console, f"FGE from epoch {recipe.fge_epoch}, steps"):
-        trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)) if resume else None)
+        trainer.train(resume_from_checkpoint=last_whole_checkpoint(folder) if resume else None)
     ensemble = trainer.fge.ensemble()
     results: dict[str, Any] = {"members": len(ensemble.members)}
     for split in ("validation", "test"):

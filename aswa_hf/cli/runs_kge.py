@@ -20,7 +20,7 @@ from aswa_hf.cli.runs import (
     save_every_tenth,
     write_results,
 )
-from aswa_hf.kge import KGEConfig, KGEModel, KGETrainer, evaluate_link_prediction, load_kg, paper_arguments
+from aswa_hf.kge import KGEModel, KGETrainer, evaluate_link_prediction, load_kg, paper_arguments
 from aswa_hf.trainer import ASWACallback
 
 
@@ -46,8 +46,7 @@ def train_kge(
     kg = load_kg(dataset)
     console.print(f"{kg}")
     set_seed(seed)
-    config = KGEConfig(num_entities=kg.num_entities, num_relations=kg.num_relations, dim=dim, scorer=scorer, p=p, q=q)
-    model = KGEModel(config)
+    model = KGEModel(kg.config(scorer=scorer, dim=dim, p=p, q=q))
     args = paper_arguments(
         str(output_dir),
         num_train_epochs=epochs,

@@ -115,8 +115,9 @@ class KGEModel(PreTrainedModel):
         everything = torch.arange(self.config.num_entities, device=tails.device)
         for relation in relations.unique():
             rows = relations == relation
-            candidates = self.query(everything, relation.expand(len(everything)))
-            scores[rows] = self.entity_embeddings(tails[rows]) @ candidates.T
+            wanted = self.entity_embeddings(tails[rows])
+            for heads in everything.split(1024):  # RESCAL and TuckER make a matrix for each of them
+                scores[rows.nonzero(), heads] = wanted @ self.query(heads, relation.expand(len(heads))).T
         return scores
 
     def forward(
@@ -148,6 +149,11 @@ class KGEModel(PreTrainedModel):
             targets = labels.to(scores.dtype) * (1 - smoothing) + smoothing / scores.shape[-1]
             loss = F.binary_cross_entropy_with_logits(scores, targets)
         else:
+            if label_offsets is not None and len(label_offsets) != len(heads) + 1:
+                raise ValueError(
+                    f"label_offsets must have one number more than there are queries ({len(heads)}), "
+                    f"got {len(label_offsets)}."
+                )
             queries = self.query(heads, relations)
             loss = loss_over_entities(
                 queries, self.entity_embeddings.weight, labels, label_offsets, smoothing, measured

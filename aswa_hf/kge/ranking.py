@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 # Scores made at a time unless the caller says otherwise: on a CPU as many as stay in its cache.
 SCORES_ON_CPU = 1 << 21
 SCORES_ON_DEVICE = 1 << 24
+# Counts entities, which a sum in the dtype of a half-precision model would not.
+EXACT = torch.float32
 
 
 def evaluate_link_prediction(
@@ -34,8 +36,9 @@ def evaluate_link_prediction(
     """
     if split not in kg:
         raise ValueError(f"There is no split {split!r}. Choose one of {', '.join(kg)}.")
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
+    for name, value in [("batch_size", batch_size)] * (batch_size is not None) + [("every k of ks", k) for k in ks]:
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
     ranks = rank_triples(model, kg, split, batch_size)
     if len(ranks) == 0:
         raise ValueError(f"The split {split!r} has no triples to rank.")
@@ -47,7 +50,7 @@ def evaluate_link_prediction(
 @torch.no_grad()
 def rank_triples(model: KGEModel, kg: KnowledgeGraph, split: str, batch_size: int | None = None) -> Tensor:
     """The filtered ranks of all triples of a split, by tail and by head, in no particular order."""
-    queries, known = _index(kg, split)
+    queries, known, known_rows = _index(kg, split)
     on_cpu = model.entity_embeddings.weight.device.type == "cpu"
     rows_at_a_time = batch_size or max(1, (SCORES_ON_CPU if on_cpu else SCORES_ON_DEVICE) // kg.num_entities)
     training = model.training
@@ -58,21 +61,29 @@ def rank_triples(model: KGEModel, kg: KnowledgeGraph, split: str, batch_size: in
             rows = np.arange(start, min(start + rows_at_a_time, len(queries)))
             heads, by = queries.heads[rows], queries.relations[rows]
             scores = _scores(model, heads, by, kg.num_relations)
-            ranks.append(_ranks(scores, *queries.take(rows), *known.take(known.find(heads, by))))
+            ranks.append(_ranks(scores, *queries.take(rows), *known.take(known_rows[rows])))
         return torch.cat(ranks) if ranks else torch.empty(0)
     finally:
         model.train(training)
 
 
-def _index(kg: KnowledgeGraph, split: str) -> tuple[TailsByQuery, TailsByQuery]:
-    """The queries of a split and of all splits, inverse relations included; made once for each graph."""
+def _index(kg: KnowledgeGraph, split: str) -> tuple[TailsByQuery, TailsByQuery, np.ndarray]:
+    """The queries of a split, those of all splits, and where the former are among the latter; made once for a graph.
+
+    Inverse relations are included.
+    """
     cache = kg.__dict__.setdefault("_ranking", {})
-    if "known" not in cache:
+    version = tuple(kg[name]._fingerprint for name in kg)
+    if cache.get("version") != version:
         triples = np.concatenate([kg.triples(name) for name in kg])
-        cache["known"] = TailsByQuery.of(with_inverses(triples, kg.num_relations))
-    if split not in cache:
-        cache[split] = TailsByQuery.of(with_inverses(kg.triples(split), kg.num_relations))
-    return cache[split], cache["known"]
+        known = TailsByQuery.of(with_inverses(triples, kg.num_relations))
+        cache.clear()
+        cache.update(version=version, known=known, splits={})
+    if split not in cache["splits"]:
+        queries = TailsByQuery.of(with_inverses(kg.triples(split), kg.num_relations))
+        cache["splits"][split] = queries, cache["known"].find(queries.heads, queries.relations)
+    queries, rows = cache["splits"][split]
+    return queries, cache["known"], rows
 
 
 def _ranks(
@@ -83,7 +94,7 @@ def _ranks(
     rows = torch.from_numpy(_rows(target_offsets)).to(device)
     own = scores[rows, torch.from_numpy(targets).to(device)].unsqueeze(1)
     # A model that has diverged must not look perfect because nothing compares greater than NaN.
-    broken = ~scores.sum(1).isfinite()
+    broken = ~scores.sum(1, dtype=EXACT).isfinite()
     scores[torch.from_numpy(_rows(known_offsets)).to(device), torch.from_numpy(known).to(device)] = -torch.inf
     ranks = torch.empty(len(rows), dtype=torch.float64, device=device)
     difference = torch.empty_like(scores)
@@ -91,7 +102,7 @@ def _ranks(
     def rank(some: Tensor, candidates: Tensor) -> None:
         # With g greater and e equal ones of n, Σ sign = g − (n − g − e), so that 1 + g + e/2 = 1 + (n + Σ sign)/2.
         signs = torch.sub(candidates, own[some], out=difference[: len(some)]).sign_()
-        ranks[some] = 1 + (signs.shape[1] + signs.sum(1).double()) / 2
+        ranks[some] = 1 + (signs.shape[1] + signs.sum(1, dtype=EXACT).double()) / 2
 
     # The first target of each query needs no copy of the query's scores.
     first = torch.from_numpy(target_offsets[:-1]).to(device)

@@ -76,7 +76,7 @@ class NegativeSampling(OneVsAll):
 
 
 # The training loss takes a quarter of a KvsAll step: a logged one is the mean over at least so many of its steps.
-LOSSES_PER_LOG = 16
+LOSSES_PER_LOG = 8
 
 SCHEMES = ("kvsall", "1vsall", "negative_sampling")
 
@@ -84,6 +84,8 @@ SCHEMES = ("kvsall", "1vsall", "negative_sampling")
 def training_examples(kg: KnowledgeGraph, scheme: str = "kvsall", *, inverses: bool, negatives: int = 32) -> Any:
     """The training split as examples of one of the schemes, with inverse relations if the model has them."""
     triples = kg.triples("train")
+    if len(triples) == 0:
+        raise ValueError("The split 'train' has no triples to learn from.")
     if inverses:
         triples = with_inverses(triples, kg.num_relations)
     if scheme == "kvsall":
@@ -139,6 +141,8 @@ class KGETrainer(Trainer):
             raise ValueError(
                 f"One process is to use {args.n_gpu} GPUs. Start one each: accelerate launch --multi_gpu …"
             )
+        if args.accelerator_config.dispatch_batches:
+            raise ValueError("dispatch_batches cuts batches of triples wrongly. Leave it out of accelerator_config.")
         self._steps_since_log = 0
         examples = training_examples(kg, scheme, inverses=model.config.inverse_relations, negatives=negatives)
         args.remove_unused_columns = False  # which would take a finished batch for a list of examples
