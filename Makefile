@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-slow lint format bench readme clean
+.PHONY: demo test test-slow lint format bench readme tables clean
 
 demo: $(INSTALLED)  ## train on embedded data, compare five strategies, draw the trajectory
 	$(BIN)/aswa-hf demo
@@ -31,6 +31,9 @@ bench: $(INSTALLED)  ## speed and memory beside the peers and the machine's limi
 
 readme: $(INSTALLED)  ## measures anew what the README shows
 	$(BIN)/python docs/measure_readme.py
+
+tables: $(INSTALLED)  ## fills the tables of the pages from results/
+	$(BIN)/python docs/tables.py
 
 # Touched only after a successful install, so an interrupted one is tried again.
 $(INSTALLED): pyproject.toml
