@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +17,7 @@ from aswa_hf.checkpoint import load_state, save_state
 from aswa_hf.distributed import broadcast_from_rank_0, wait_for_all
 from aswa_hf.metrics import Metric, Score
 from aswa_hf.rng import preserved_rng
-from aswa_hf.strategies import ASWA
+from aswa_hf.shadows import Factory, build_strategies, check_options, decide, named_factories, reported, why_empty
 from aswa_hf.strategy import Strategy
 from aswa_hf.trainer_files import (
     TRAJECTORY_FILE,
@@ -30,20 +29,17 @@ from aswa_hf.trainer_files import (
     saved_state,
 )
 from aswa_hf.trainer_setup import (
-    Factory,
-    build_strategies,
-    check_options,
+    check_every,
     choose_direction,
     choose_metric,
     datasets_of_metric,
     followed_strategy,
-    named_factories,
     refuse_unsupported,
     steps_to_first_decision,
     take_places,
     unheard,
 )
-from aswa_hf.trajectory import Decision, decode_numbers, encode_number, save_trajectories
+from aswa_hf.trajectory import decode_numbers, encode_number, save_trajectories
 
 logger = logging.get_logger(__name__)
 
@@ -96,8 +92,10 @@ class ASWACallback(TrainerCallback):
         device: torch.device | str | None = None,
         resume_from: str | Path | None = None,
     ):
+        check_every(every)
+        self._factories = named_factories(strategies if strategies is not None else ("aswa",))
         flags = {"greater_is_better": greater_is_better, "hard_updates": hard_updates}
-        check_options(every, batchnorm, bn_batches, flags)
+        check_options(apply, self._factories, batchnorm, bn_batches, flags)
         if metric is not None:
             Score(metric)  # a wrong kind of metric is refused here, not after the first epoch
         self.every = every
@@ -105,12 +103,6 @@ class ASWACallback(TrainerCallback):
         self.resume_from = resume_from
         self.strategies: dict[str, Strategy] = {}
         """The strategies by name, from the beginning of training on."""
-        self._factories = named_factories(strategies if strategies is not None else ("aswa",))
-        if apply is not None and apply not in self._factories:
-            raise ValueError(
-                f"apply={apply!r} is not among the strategies {', '.join(self._factories)}. Name one of them, or None "
-                "to end with the running weights."
-            )
         self._metric = metric
         self._greater_is_better = greater_is_better
         self._options = {"batchnorm": batchnorm, "bn_batches": bn_batches, "dtype": dtype, "device": device}
@@ -154,7 +146,9 @@ class ASWACallback(TrainerCallback):
         self._epoch_began, self._epoch_steps = state.global_step, 0
         self._metrics: dict[str, dict[str, Any]] = {}
         with default_train_batches(self._train_batches, self._forward):
-            self.strategies = build_strategies(self._factories, trainer.model, state, self._strategy_options())
+            self.strategies = build_strategies(
+                self._factories, trainer.model, state.max_steps, self._strategy_options()
+            )
         if state.global_step > 0:
             self._resume(args, state)
         elif args.should_save:
@@ -302,47 +296,32 @@ class ASWACallback(TrainerCallback):
 
     def _decide(self, state: TrainerState, running: dict[str, float]) -> None:
         """One decision of every strategy, on the running model's metrics and evaluations of averaged weights."""
-        decisions = {}
-        for name, strategy in self.strategies.items():
-            evaluated: list[dict[str, float]] = []
-
-            def evaluate(found: list[dict[str, float]] = evaluated) -> float:
-                found.append(self._evaluate())
-                return self.score(found[-1])
-
-            decision = strategy.update(evaluate, self.score(running), step=state.global_step, epoch=state.epoch)
-            decisions[name] = decision
-            if decision is not Decision.REJECT:
-                averaged = evaluated and decision is not Decision.HARD
-                self._metrics[name] = evaluated[-1] if averaged else dict(running)
-        logs = self._reported()
-        for name, strategy in self.strategies.items():
-            if isinstance(strategy, ASWA):
-                logs |= {f"{name}/decision": decisions[name].code, f"{name}/members": strategy.members}
+        logs = decide(
+            self.strategies,
+            self._evaluate,
+            running,
+            self.score,
+            self._metrics,
+            step=state.global_step,
+            epoch=state.epoch,
+        )
         trainer = self._bound()
         # The handler takes any log for the one the Trainer has yet to write.
         should_log = trainer.control.should_log
         trainer.log(logs)
         trainer.control.should_log = should_log
 
-    def _reported(self) -> dict[str, Any]:
-        """The metrics of each strategy's weights, as `eval_<strategy>_<metric>`."""
-        reported: dict[str, Any] = {}
-        for name, metrics in self._metrics.items():
-            reported |= self.score.report(metrics, name)
-        return reported
-
     def _followed(self, args: TrainingArguments, state: TrainerState) -> dict[str, Any]:
         """What is added to the Trainer's own metrics: the scores, and what the best model is chosen by."""
-        reported = self._reported()
+        found = reported(self._metrics, self.score)
         # The objective of a hyperparameter search is the sum of all metrics.
         names = () if state.is_hyper_param_search else self.strategies
         keys = [f"eval_{name}_{self.score.label}" for name in names]
-        added = {key: reported[key] for key in keys if key in reported}
+        added = {key: found[key] for key in keys if key in found}
         if followed_strategy(self._factories, args):
             key = "eval_" + str(args.metric_for_best_model).removeprefix("eval_")
             # Whoever follows an ensemble that is still empty finds it worse than anything to come.
-            added[key] = reported.get(key, float("-inf") if args.greater_is_better else float("inf"))
+            added[key] = found.get(key, float("-inf") if args.greater_is_better else float("inf"))
         return added
 
     def _evaluate(self) -> dict[str, float]:
@@ -363,10 +342,7 @@ class ASWACallback(TrainerCallback):
 
     def _apply(self, state: TrainerState, strategy: Strategy) -> None:
         if strategy.members == 0:
-            reason = f"the run had no decision point with every={self.every!r}"
-            if strategy.trajectory:
-                finite = any(_is_finite(record.running_score) for record in strategy.trajectory)
-                reason = "no snapshot was due" if finite else f"no decision point had a finite {self.score.label}"
+            reason = why_empty(strategy, self.score.label, f"the run had no decision point with every={self.every!r}")
             logger.warning(f"The {self.apply} ensemble is empty: {reason}. The running weights stay in the model.")
             return
         strategy.apply()
@@ -465,7 +441,3 @@ class ASWACallback(TrainerCallback):
             due = self.every == "evaluation" or self._is_due(state)
             if due and not self._is_delayed(args, state):
                 self._decide(state, self._evaluate())
-
-
-def _is_finite(score: float | None) -> bool:
-    return score is not None and math.isfinite(score)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import DefaultFlowCallback, ProgressCallback
 from transformers.trainer_utils import IntervalStrategy, has_length
 
 from aswa_hf.metrics import Metric, Score
-from aswa_hf.strategies import ASWA, EMA, STRATEGIES, SWA
-from aswa_hf.strategy import BATCHNORM_POLICIES, Strategy
-
-Factory = Callable[[nn.Module], Strategy]
 
 
 def refuse_unsupported(trainer: Trainer, every: str | int, strategies: Iterable[str]) -> None:
@@ -41,17 +36,10 @@ def refuse_unsupported(trainer: Trainer, every: str | int, strategies: Iterable[
         )
 
 
-def check_options(every: Any, batchnorm: Any, bn_batches: Any, flags: Mapping[str, Any]) -> None:
-    """Refuses options of a wrong kind when the callback is built, not when training has begun."""
+def check_every(every: Any) -> None:
+    """Refuses what does not say when to decide."""
     if every not in ("epoch", "evaluation") and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
         raise ValueError(f"every must be 'epoch', 'evaluation' or a number of epochs, got {every!r}.")
-    if batchnorm not in BATCHNORM_POLICIES:
-        raise ValueError(f"batchnorm must be one of {', '.join(BATCHNORM_POLICIES)}, got {batchnorm!r}.")
-    if bn_batches is not None and (not isinstance(bn_batches, int) or bn_batches < 1):
-        raise ValueError(f"bn_batches must be a number of batches, at least 1, or None for all, got {bn_batches!r}.")
-    for name, value in flags.items():
-        if value not in (True, False, None):
-            raise TypeError(f"{name} must be True or False, got {value!r}.")
 
 
 def followed_strategy(strategies: Iterable[str], args: TrainingArguments) -> str | None:
@@ -100,51 +88,6 @@ def datasets_of_metric(score: Score, trainer: Trainer) -> list[str]:
             )
         needed.append(dataset)
     return list(dict.fromkeys(needed)) or list(trainer.eval_dataset)
-
-
-def named_factories(strategies: Sequence[str] | Mapping[str, Factory]) -> dict[str, Factory]:
-    """What builds each strategy, by name."""
-    if isinstance(strategies, str):
-        strategies = tuple(strategies.split(","))
-    if isinstance(strategies, Mapping):
-        if wrong := [name for name, factory in strategies.items() if not callable(factory)]:
-            raise TypeError(f"strategies[{wrong[0]!r}] must be a function that builds a strategy for a model.")
-        return dict(strategies)
-    if not strategies:
-        raise ValueError(f"Name at least one strategy of {', '.join(STRATEGIES)}.")
-    if unknown := [name for name in strategies if name not in STRATEGIES]:
-        raise ValueError(f"Unknown strategy {unknown[0]!r}. Known are {', '.join(STRATEGIES)}.")
-    return {name: STRATEGIES[name] for name in strategies}
-
-
-def build_strategies(
-    factories: Mapping[str, Factory], model: nn.Module, state: TrainerState, options: Mapping[str, Any]
-) -> dict[str, Strategy]:
-    """The strategies of a run; those given by name with `options`, those given as functions as these build them."""
-    options = dict(options)
-    hard_updates = options.pop("hard_updates")
-    by_kind: dict[Any, dict[str, Any]] = {
-        ASWA: {"hard_updates": hard_updates},
-        # The last quarter of the run, as the SWA paper does.
-        SWA: {"start": 0.75},
-        # A short run must not be dominated by its first weights.
-        EMA: {"warmup": True},
-    }
-    strategies = {}
-    for name, factory in factories.items():
-        if isinstance(factory, type):
-            strategy = factory(model, **options, **by_kind.get(factory, {}))
-        else:
-            strategy = factory(model)
-            if not isinstance(strategy, Strategy):
-                raise TypeError(
-                    f"strategies[{name!r}] must build a strategy for a model, got {type(strategy).__name__}."
-                )
-            strategy.greater_is_better = options["greater_is_better"]
-        if isinstance(strategy, SWA) and strategy.total is None:
-            strategy.total_steps = state.max_steps
-        strategies[name] = strategy
-    return strategies
 
 
 def steps_to_first_decision(every: str | int, args: TrainingArguments, loader: Any) -> int:

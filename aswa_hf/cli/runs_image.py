@@ -27,9 +27,9 @@ from aswa_hf.cli.runs import (
     save_every_tenth,
     write_results,
 )
+from aswa_hf.shadows import named_factories
 from aswa_hf.strategies import SWA
 from aswa_hf.trainer import ASWACallback
-from aswa_hf.trainer_setup import named_factories
 from aswa_hf.vision import ImageTensors, load_cifar
 from aswa_hf.vision.classifier import TimmForImageClassification, check_timm_name, timm_classifier
 from aswa_hf.vision.data import load_digits

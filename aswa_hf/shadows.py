@@ -1,0 +1,128 @@
+"""The strategies that shadow a training run: built by name, and deciding together at every decision point."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from aswa_hf.metrics import Score
+from aswa_hf.strategies import ASWA, EMA, STRATEGIES, SWA
+from aswa_hf.strategy import BATCHNORM_POLICIES, Strategy
+from aswa_hf.trajectory import Decision
+
+Factory = Callable[[nn.Module], Strategy]
+Metrics = dict[str, float]
+
+
+def named_factories(strategies: Sequence[str] | Mapping[str, Factory]) -> dict[str, Factory]:
+    """What builds each strategy, by name."""
+    if isinstance(strategies, str):
+        strategies = tuple(strategies.split(","))
+    if isinstance(strategies, Mapping):
+        if wrong := [name for name, factory in strategies.items() if not callable(factory)]:
+            raise TypeError(f"strategies[{wrong[0]!r}] must be a function that builds a strategy for a model.")
+        return dict(strategies)
+    if not strategies:
+        raise ValueError(f"Name at least one strategy of {', '.join(STRATEGIES)}.")
+    if unknown := [name for name in strategies if name not in STRATEGIES]:
+        raise ValueError(f"Unknown strategy {unknown[0]!r}. Known are {', '.join(STRATEGIES)}.")
+    return {name: STRATEGIES[name] for name in strategies}
+
+
+def check_options(
+    apply: str | None, factories: Iterable[str], batchnorm: Any, bn_batches: Any, flags: Mapping[str, Any]
+) -> None:
+    """Refuses options of a wrong kind at once, not when training has begun."""
+    if apply is not None and apply not in (names := list(factories)):
+        raise ValueError(
+            f"apply={apply!r} is not among the strategies {', '.join(names)}. Name one of them, or None to end with "
+            "the running weights."
+        )
+    if batchnorm not in BATCHNORM_POLICIES:
+        raise ValueError(f"batchnorm must be one of {', '.join(BATCHNORM_POLICIES)}, got {batchnorm!r}.")
+    if bn_batches is not None and (not isinstance(bn_batches, int) or bn_batches < 1):
+        raise ValueError(f"bn_batches must be a number of batches, at least 1, or None for all, got {bn_batches!r}.")
+    for name, value in flags.items():
+        if value not in (True, False, None):
+            raise TypeError(f"{name} must be True or False, got {value!r}.")
+
+
+def build_strategies(
+    factories: Mapping[str, Factory], model: nn.Module, total_steps: int | None, options: Mapping[str, Any]
+) -> dict[str, Strategy]:
+    """The strategies of a run; those given by name with `options`, those given as functions as these build them."""
+    options = dict(options)
+    hard_updates = options.pop("hard_updates")
+    by_kind: dict[Any, dict[str, Any]] = {
+        ASWA: {"hard_updates": hard_updates},
+        # The last quarter of the run, as the SWA paper does.
+        SWA: {"start": 0.75},
+        # A short run must not be dominated by its first weights.
+        EMA: {"warmup": True},
+    }
+    strategies = {}
+    for name, factory in factories.items():
+        if isinstance(factory, type):
+            strategy = factory(model, **options, **by_kind.get(factory, {}))
+        else:
+            strategy = factory(model)
+            if not isinstance(strategy, Strategy):
+                raise TypeError(
+                    f"strategies[{name!r}] must build a strategy for a model, got {type(strategy).__name__}."
+                )
+            strategy.greater_is_better = options["greater_is_better"]
+        if isinstance(strategy, SWA) and strategy.total is None:
+            strategy.total_steps = total_steps
+        strategies[name] = strategy
+    return strategies
+
+
+def decide(
+    strategies: Mapping[str, Strategy],
+    evaluate: Callable[[], Metrics],
+    running: Metrics,
+    score: Score,
+    known: MutableMapping[str, Metrics],
+    *,
+    step: int,
+    epoch: float | None,
+) -> dict[str, Any]:
+    """One decision of every strategy, on the running model's metrics and evaluations of averaged weights.
+
+    `known` keeps the metrics of each strategy's weights. What there is to log is given back.
+    """
+    logs: dict[str, Any] = {}
+    for name, strategy in strategies.items():
+        evaluated: list[Metrics] = []
+
+        def score_now(found: list[Metrics] = evaluated) -> float:
+            found.append(evaluate())
+            return score(found[-1])
+
+        decision = strategy.update(score_now, score(running), step=step, epoch=epoch)
+        if decision is not Decision.REJECT:
+            averaged = evaluated and decision is not Decision.HARD
+            known[name] = evaluated[-1] if averaged else dict(running)
+        if isinstance(strategy, ASWA):
+            logs |= {f"{name}/decision": decision.code, f"{name}/members": strategy.members}
+    return reported(known, score) | logs
+
+
+def reported(known: Mapping[str, Metrics], score: Score) -> dict[str, Any]:
+    """The metrics of each strategy's weights, as `eval_<strategy>_<metric>`."""
+    found: dict[str, Any] = {}
+    for name, metrics in known.items():
+        found |= score.report(metrics, name)
+    return found
+
+
+def why_empty(strategy: Strategy, metric: str, otherwise: str) -> str:
+    """Why a strategy has no weights at the end of a run; `otherwise` if it never was asked for a decision."""
+    if not strategy.trajectory:
+        return otherwise
+    scores = (record.running_score for record in strategy.trajectory)
+    finite = any(score is not None and math.isfinite(score) for score in scores)
+    return "no snapshot was due" if finite else f"no decision point had a finite {metric}"
