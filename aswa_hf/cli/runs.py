@@ -17,6 +17,7 @@ from transformers import TrainerCallback, TrainingArguments
 from aswa_hf.checkpoint import library_versions
 from aswa_hf.files import write_text
 from aswa_hf.strategy import Strategy
+from aswa_hf.trainer_files import TRAJECTORY_FILE
 from aswa_hf.trajectory import plot_trajectories
 
 RESULTS, LOG, PICTURE = "results.json", "train.log", "trajectory.png"
@@ -78,7 +79,7 @@ def evaluate_strategies(
 def write_results(
     output_dir: Path, results: dict[str, Any], seconds: dict[str, float], **about: Any
 ) -> dict[str, Any]:
-    """Writes results.json and gives what it holds."""
+    """Writes what came of a run to results.json and into the trajectory file, and gives it."""
     content = {
         **about,
         "strategies": results,
@@ -87,6 +88,9 @@ def write_results(
         "command": shlex.join(["aswa-hf", *sys.argv[1:]]),
     }
     write_text(output_dir / RESULTS, json.dumps(content, indent=2) + "\n")
+    # The trajectory file tells everything of the run: a card is made of it alone.
+    trajectory = json.loads((output_dir / TRAJECTORY_FILE).read_text(encoding="utf-8"))
+    write_text(output_dir / TRAJECTORY_FILE, json.dumps(trajectory | {"run": content}, indent=2) + "\n")
     return content
 
 

@@ -111,7 +111,7 @@ def train_image(
     with narrated(trainer, callback, console, show="changes"):
         trainer.train(resume_from_checkpoint=checkpoint)
     seconds = {"train": time.perf_counter() - start}
-    trainer.save_model()
+    model.save_pretrained(output_dir)
 
     start = time.perf_counter()
 
@@ -119,6 +119,7 @@ def train_image(
         found = trainer.evaluate(images[split], metric_key_prefix=split)
         return {name: found[f"{split}_{name}"] for name in ("accuracy", "loss")}
 
+    example = _example(model, images["test"])
     results = evaluate_strategies(callback.strategies, evaluate, console)
     seconds["evaluate"] = time.perf_counter() - start
     if fge:
@@ -131,12 +132,14 @@ def train_image(
         results,
         seconds,
         task="image-classification",
-        dataset=dataset,
+        dataset=Path(dataset).name if Path(dataset).is_dir() else dataset,
         model=model_name,
         seed=seed,
         epochs=recipe.epochs,
         recipe=recipe_name,
         images={split: len(rows) for split, rows in images.items()},
+        bn_batches=bn_batches,
+        example=example,
     )
     draw(output_dir, callback.strategies, "accuracy", f"{model_name} on {Path(dataset).name}")
     console.print(results_table(results, ("accuracy",), title="Accuracy (%)", label="accuracy", percent=True))
@@ -176,6 +179,21 @@ def _build(name: str, images: ImageTensors) -> TimmForImageClassification:
             "--model."
         ) from None
     return model
+
+
+@torch.no_grad()
+def _example(model: TimmForImageClassification, images: ImageTensors) -> dict[str, str]:
+    """What the shipped model says of one test image, as a card shows it."""
+    device = next(model.parameters()).device
+    probabilities = model.eval()(images[0]["pixel_values"][None].to(device)).logits.softmax(-1)[0]
+    best = probabilities.topk(min(3, len(probabilities)))
+    return {
+        "about": f"Class probabilities of the first test image, which shows {images.class_names[images.labels[0]]}:",
+        "output": "\n".join(
+            f"{images.class_names[index]:12s} {value:.4f}"
+            for value, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        ),
+    }
 
 
 def _check_fge(recipe: Recipe, start: Path, checkpoint: str | None, examples: int) -> None:

@@ -20,7 +20,15 @@ from aswa_hf.cli.runs import (
     save_every_tenth,
     write_results,
 )
-from aswa_hf.kge import KGEModel, KGETrainer, evaluate_link_prediction, load_kg, paper_arguments
+from aswa_hf.kge import (
+    KGEModel,
+    KGETrainer,
+    KnowledgeGraph,
+    LinkPredictor,
+    evaluate_link_prediction,
+    load_kg,
+    paper_arguments,
+)
 from aswa_hf.trainer import ASWACallback
 
 
@@ -67,7 +75,8 @@ def train_kge(
     with narrated(trainer, callback, console, show="changes"):
         trainer.train(resume_from_checkpoint=checkpoint)
     seconds = {"train": time.perf_counter() - start}
-    trainer.save_model()
+    model.save_pretrained(output_dir)
+    kg.vocab.save_pretrained(output_dir)
 
     start = time.perf_counter()
     results = evaluate_strategies(
@@ -84,9 +93,22 @@ def train_kge(
         seed=seed,
         epochs=epochs,
         dim=dim,
+        triples={split: len(kg[split]) for split in kg},
+        example=_example(LinkPredictor(model, kg.vocab), kg),
     )
     draw(output_dir, callback.strategies, "MRR", f"{type(model).__name__} on {kg.name}")
     title = "Filtered ranking over heads and tails"
     console.print(results_table(results, ("mrr", "hits@1", "hits@3", "hits@10"), title=title, label="MRR"))
     console.print(f"Written to {output_dir}; predict with: aswa-hf predict {output_dir} --head … --relation …")
     return content
+
+
+def _example(predictor: LinkPredictor, kg: KnowledgeGraph) -> dict[str, str]:
+    """A question whose answer is in the test split alone, as a card shows it."""
+    head, relation, tail = kg.triples("test")[0]
+    h, r, t = kg.vocab.entities[head], kg.vocab.relations[relation], kg.vocab.entities[tail]
+    return {
+        "code": f"predictor.predict(head={h!r}, relation={r!r}, k=3)",
+        "about": f"The test split holds ({h}, {r}, {t}), which training has not seen:",
+        "output": predictor.predict(head=h, relation=r, k=3).to_string(index=False),
+    }
