@@ -1,11 +1,15 @@
-"""Knowledge-graph embeddings as Hugging Face models: data, training, ranking, prediction."""
+"""Knowledge-graph embeddings as Hugging Face models: data, training, ranking, prediction, queries."""
 
 from transformers import AutoConfig, AutoModel
 
+from aswa_hf.kge.answering import answer_query
 from aswa_hf.kge.configuration_kge import KGEConfig
 from aswa_hf.kge.data import KGVocab, KnowledgeGraph, load_kg
 from aswa_hf.kge.modeling_kge import RESCAL, ComplEx, DistMult, Keci, KGEModel, QMult, TuckER
 from aswa_hf.kge.predict import LinkPredictor
+from aswa_hf.kge.queries import And, Hop, Or, Query
+from aswa_hf.kge.query_data import generate_queries, load_queries, save_queries
+from aswa_hf.kge.query_ranking import evaluate_queries
 from aswa_hf.kge.ranking import evaluate_link_prediction
 from aswa_hf.kge.training import KGETrainer, paper_arguments
 
@@ -16,8 +20,10 @@ for _model in (KGEModel, DistMult, ComplEx, QMult, Keci, RESCAL, TuckER):
     _model.register_for_auto_class("AutoModel")
 
 __all__ = [
+    "And",
     "ComplEx",
     "DistMult",
+    "Hop",
     "KGEConfig",
     "KGEModel",
     "KGETrainer",
@@ -25,10 +31,17 @@ __all__ = [
     "Keci",
     "KnowledgeGraph",
     "LinkPredictor",
+    "Or",
     "QMult",
+    "Query",
     "RESCAL",
     "TuckER",
+    "answer_query",
     "evaluate_link_prediction",
+    "evaluate_queries",
+    "generate_queries",
     "load_kg",
+    "load_queries",
     "paper_arguments",
+    "save_queries",
 ]

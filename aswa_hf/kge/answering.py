@@ -1,0 +1,365 @@
+"""Multi-hop queries answered by beam search with a link predictor (complex query decomposition).
+
+An atom r(x, y) is true to the degree σ(⟨q(x, r), e_y⟩). A conjunction is the t-norm ⊤ of its parts, a disjunction the
+dual t-conorm ⊥, and ∃x is the maximum over x. A hop from a query with truth values v gives an entity y the value
+
+    max over x in the beam of  ⊤(v(x), σ(⟨q(x, r), e_y⟩)),
+
+where the beam holds the entities with the greatest v. With all entities in the beam this is exhaustive search.
+
+A truth value t is kept as the odds against it, w = 1/t − 1, which is e^−x for a logit x: in float32, truth values of
+logits beyond 17 would all be 1, and beams and ranks arbitrary. For odds u and v
+
+    product      ⊤ = u + v + u·v              ⊥ = u·v / (1 + u + v)
+    min          ⊤ = max(u, v)                ⊥ = min(u, v)
+    Łukasiewicz  ⊤ = (u + v + 2uv)/(1 − uv)   ⊥ = (uv − 1)/(2 + u + v)
+
+with t = 0 where 1 − uv is not positive, and t = 1 where uv − 1 is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aswa_hf.kge.modeling_kge import FLOOR, KGEModel
+from aswa_hf.kge.predict import LinkPredictor
+from aswa_hf.kge.queries import Query, Structure
+from aswa_hf.kge.ranking import SCORES_ON_CPU, SCORES_ON_DEVICE, _scores
+from aswa_hf.kge.vocab import KGVocab
+
+if TYPE_CHECKING:
+    import pandas as pd  # type: ignore[import-untyped]
+
+# Rows scored at a time are no more than this: RESCAL and TuckER make a matrix for each.
+MAX_ROWS = 2048
+
+
+# The odds against what is not true at all. Finite: what is not a number comes only from models that have diverged.
+FALSE = 1e37
+
+
+def _sigmoid(negated: Tensor) -> Tensor:
+    return negated.clamp_(FLOOR, -FLOOR).exp_()
+
+
+def _min_max(negated: Tensor) -> Tensor:
+    best, worst = negated.aminmax(dim=1, keepdim=True)
+    odds = (negated - best).div_(worst - negated).clamp_(max=FALSE)
+    # Where all candidates are alike, each is as true as false.
+    return negated.copy_(odds.masked_fill_(best == worst, 1))
+
+
+def _softmax(negated: Tensor) -> Tensor:
+    weights = negated.sub_(negated.amin(1, keepdim=True)).neg_().exp_()
+    return negated.copy_((weights.sum(1, keepdim=True) - weights).div_(weights).clamp_(max=FALSE))
+
+
+# From the negated logits of all entities to the odds against them, in place.
+TRUTHS: dict[str, Callable[[Tensor], Tensor]] = {"sigmoid": _sigmoid, "minmax": _min_max, "softmax": _softmax}
+
+
+def _lukasiewicz_and(u: Tensor, v: Tensor) -> Tensor:
+    both = u * v
+    return u.add_(v).add_(both, alpha=2).div_(1 - both).masked_fill_(both >= 1, FALSE)
+
+
+def _lukasiewicz_or(u: Tensor, v: Tensor) -> Tensor:
+    total = 2 + u + v
+    return u.mul_(v / total).sub_(1 / total).clamp_(min=0)  # u·v might be too large
+
+
+# ⊤ and ⊥ of odds, in place of the first argument.
+Norm = Callable[[Tensor, Tensor], Tensor]
+NORMS: dict[str, tuple[Norm, Norm]] = {
+    "product": (lambda u, v: u.mul_(1 + v).add_(v), lambda u, v: u.mul_(v / (1 + u + v))),
+    "min": (lambda u, v: torch.maximum(u, v, out=u), lambda u, v: torch.minimum(u, v, out=u)),
+    "lukasiewicz": (_lukasiewicz_and, _lukasiewicz_or),
+}
+
+
+class Step(NamedTuple):
+    """An atom on the way to an answer: `relation` leads from `source` to `target`, with this truth value."""
+
+    source: str
+    relation: str
+    target: str
+    truth: float
+
+    def __str__(self) -> str:
+        return f"{self.source} –{self.relation}→ {self.target} ({self.truth:.3f})"
+
+
+def answer_query(
+    model: LinkPredictor,
+    query: str | Query | Sequence[str | Query],
+    k: int = 10,
+    *,
+    beam: int = 10,
+    tnorm: str = "product",
+    truth: str = "sigmoid",
+    chains: bool = False,
+    batch_size: int | None = None,
+) -> pd.DataFrame:
+    """The `k` best answers to a query, or to each of several, with their truth values.
+
+        predictor = LinkPredictor.from_pretrained("runs/countries")
+        answer_query(predictor, "2p: france, neighbor, locatedin", k=3, chains=True)
+
+    `beam` is how many entities stand for a variable between two hops, `tnorm` one of "product", "min" and
+    "lukasiewicz", and `truth` how logits become truth values: "sigmoid", "minmax" or "softmax" over the candidates.
+    `chains` adds the steps that led to each answer: of a union those of the branch that says most for it.
+    `batch_size` bounds the memory: no more than so many rows of truth values for all entities are made at a time.
+    """
+    import pandas as pd
+
+    predictor = checked_predictor(model)
+    check_count("k", k)
+    several = [query] if isinstance(query, (str, Query)) else list(query)
+    queries = [part if isinstance(part, Query) else Query.parse(part) for part in several]
+    search = BeamSearch(predictor.model, beam=beam, tnorm=tnorm, truth=truth, batch_size=batch_size)
+    names = np.asarray(predictor.vocab.entities, dtype=object)
+    tables: list[Any] = [None] * len(queries)
+    with search.evaluating():
+        for structure, rows, ids in by_structure(queries, predictor.vocab):
+            for part in range(0, len(rows), 1 if chains else search.rows):
+                some = slice(part, part + (1 if chains else search.rows))
+                tree = search.tree(structure, ids[some])
+                odds, answers = lowest(search.odds(tree), min(k, len(names)))
+                for row, score, answer in zip(rows[some], truth_of(odds).cpu(), answers.cpu(), strict=True):
+                    columns = {"query": str(queries[row]), "answer": names[answer.numpy()], "score": score.numpy()}
+                    columns["rank"] = np.arange(1, len(answer) + 1)
+                    tables[row] = pd.DataFrame(columns)
+                    if chains:
+                        tables[row]["chain"] = [
+                            [_labelled(step, predictor.vocab) for step in steps]
+                            for _, steps in search.chains(tree, answer.tolist())
+                        ]
+    if not tables:
+        return pd.DataFrame({"query": [], "answer": [], "score": [], "rank": []})
+    return pd.concat(tables, ignore_index=True)
+
+
+def by_structure(queries: Sequence[Query], vocab: KGVocab) -> Iterator[tuple[Structure, list[int], Tensor]]:
+    """Queries of one structure together: which they are, and a row of ids for each, its labels from left to right."""
+    groups: dict[Structure, list[int]] = {}
+    for row, query in enumerate(queries):
+        groups.setdefault(query.structure, []).append(row)
+    for structure, rows in groups.items():
+        columns = []
+        for labels in zip(*(queries[row].labels() for row in rows), strict=True):
+            kinds, names = zip(*labels, strict=True)
+            if kinds[0] == "entity":
+                columns.append(vocab.entity_ids(list(names)))
+            else:
+                backwards = np.array([kind == "inverse" for kind in kinds])
+                columns.append(vocab.relation_ids(list(names)) + backwards * vocab.num_relations)
+        yield structure, rows, torch.from_numpy(np.stack(columns, axis=1))
+
+
+@dataclass
+class _Node:
+    """A part of many queries of one structure: a column of ids for each label."""
+
+    kind: str
+    parts: list[_Node]
+    ids: Tensor | None = None  # of entities or relations
+    beam: tuple[Tensor, Tensor] | None = None  # values and entities at the source of a hop, once it was searched
+
+
+class BeamSearch:
+    """The odds against all entities as answers to many queries of one structure at a time."""
+
+    def __init__(
+        self,
+        model: KGEModel,
+        *,
+        beam: int = 10,
+        tnorm: str = "product",
+        truth: str = "sigmoid",
+        batch_size: int | None = None,
+    ):
+        check_count("beam", beam)
+        if batch_size is not None:
+            check_count("batch_size", batch_size)
+        for name, value, known in (("tnorm", tnorm, NORMS), ("truth", truth, TRUTHS)):
+            if value not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}.")
+        if not all(parameter.isfinite().all() for parameter in model.parameters()):
+            raise ValueError("The model has weights that are not finite numbers: it has diverged and answers nothing.")
+        self.model = model
+        self.conjunction, self.disjunction = NORMS[tnorm]
+        self.truth = TRUTHS[truth]
+        weight = model.entity_embeddings.weight.detach()
+        self.entities = weight.to(torch.promote_types(weight.dtype, torch.float32))
+        total, device = len(weight), weight.device
+        self.beam = min(beam, total)
+        scores = SCORES_ON_CPU if device.type == "cpu" else SCORES_ON_DEVICE
+        self.rows = batch_size or max(1, min(MAX_ROWS, scores // total))
+        self._space = self.entities.new_empty(0)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Without dropout and gradients."""
+        training = self.model.training
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self.model.train(training)
+
+    def tree(self, structure: Structure, ids: Tensor) -> _Node:
+        """Queries of one structure, given by a row of ids each."""
+        return _tree(structure, iter(ids.to(self.entities.device).T))
+
+    def odds(self, node: _Node) -> Tensor:
+        """The odds (B, |E|) against all entities as answers: 1/truth − 1."""
+        if node.kind == "p":
+            (source,) = node.parts
+            if source.kind == "e":
+                out = self.entities.new_empty(len(source.ids), len(self.entities))  # type: ignore[arg-type]
+                return self._atoms(source.ids, node.ids, out)  # type: ignore[arg-type]
+            node.beam = lowest(self.odds(source), self.beam)
+            return self._hop(*node.beam, node.ids)  # type: ignore[arg-type]
+        combine = self.conjunction if node.kind == "i" else self.disjunction
+        result = self.odds(node.parts[0])
+        for part in node.parts[1:]:
+            result = combine(result, self.odds(part)).clamp_(max=FALSE)
+        return result
+
+    def chains(self, node: _Node, targets: list[int]) -> list[tuple[Tensor, list[tuple[int, int, int, Tensor]]]]:
+        """The odds against each target as an answer of the one query of a searched tree, and what led to it."""
+        if node.kind == "p":
+            return self._hop_chains(node, targets)
+        found = []
+        for branches in zip(*(self.chains(part, targets) for part in node.parts), strict=True):
+            odds = [value.clone() for value, _ in branches]
+            if node.kind == "i":
+                found.append((reduce(self.conjunction, odds), [step for _, steps in branches for step in steps]))
+            else:
+                best = min(branches, key=lambda branch: branch[0].item())
+                found.append((reduce(self.disjunction, odds), best[1]))
+        return found
+
+    def _hop_chains(self, node: _Node, targets: list[int]) -> list[Any]:
+        (source,) = node.parts
+        relation: Tensor = node.ids  # type: ignore[assignment]
+        if source.kind == "e":
+            heads: Tensor = source.ids  # type: ignore[assignment]
+            values = torch.zeros_like(heads, dtype=self.entities.dtype)
+        else:
+            values, heads = (tensor[0] for tensor in node.beam)  # type: ignore[union-attr]
+        atoms = torch.cat(
+            [
+                self._atoms(some, relation.expand_as(some), self._space_for(len(some)))[:, targets]
+                for some in heads.split(self.rows)
+            ]
+        )
+        best = self.conjunction(atoms.clone(), values.unsqueeze(1)).argmin(0)
+        chosen = heads[best].tolist()
+        reached = [(value, []) for value in values[best]] if source.kind == "e" else self.chains(source, chosen)
+        found = []
+        for column, (target, head, (value, steps)) in enumerate(zip(targets, chosen, reached, strict=True)):
+            atom = atoms[best[column], column]
+            found.append(
+                (self.conjunction(atom.clone(), value), [*steps, (head, int(relation), target, atom)]),
+            )
+        return found
+
+    def _hop(self, values: Tensor, sources: Tensor, relations: Tensor) -> Tensor:
+        """What the queries of a beam give each entity: the best over the beam, a block of rows at a time."""
+        queries, beam = sources.shape
+        width = min(beam, self.rows)
+        height = max(1, self.rows // width)
+        result = self.entities.new_empty(queries, len(self.entities))
+        for first in range(0, queries, height):
+            some = slice(first, first + height)
+            for left in range(0, beam, width):
+                part = sources[some, left : left + width]
+                by = relations[some, None].expand_as(part)
+                atoms = self._atoms(part.flatten(), by.flatten(), self._space_for(part.numel()))
+                found = self.conjunction(atoms.view(*part.shape, -1), values[some, left : left + width].unsqueeze(2))
+                if left == 0:
+                    torch.amin(found, dim=1, out=result[some])
+                else:
+                    torch.minimum(result[some], found.amin(dim=1), out=result[some])
+        return result.clamp_(max=FALSE)
+
+    def _atoms(self, heads: Tensor, relations: Tensor, out: Tensor) -> Tensor:
+        """The odds (B, |E|) against atoms, written to `out`."""
+        model = self.model
+        if model.config.inverse_relations or bool((relations < model.config.num_relations).all()):
+            queries = model.query(heads, relations).to(self.entities.dtype)
+            return self.truth(torch.mm(queries.neg(), self.entities.T, out=out))
+        scores = _scores(model, heads.cpu().numpy(), relations.cpu().numpy(), model.config.num_relations)
+        return self.truth(out.copy_(scores).neg_())
+
+    def _space_for(self, rows: int) -> Tensor:
+        """Memory that is used for every block of rows in turn."""
+        if len(self._space) < rows:
+            self._space = self.entities.new_empty(rows, len(self.entities))
+        return self._space[:rows]
+
+
+def _tree(structure: Structure, columns: Iterator[Tensor]) -> _Node:
+    if structure == "e":
+        return _Node("e", [], next(columns))
+    parts = [_tree(part, columns) for part in structure[1:]]
+    return _Node(structure[0], parts, next(columns) if structure[0] == "p" else None)
+
+
+def lowest(odds: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The `k` lowest odds of each row and where they are, as `topk` gives, in a fraction of its time.
+
+    The columns are put into groups by their remainder: the lowest k odds are in the k groups with the lowest minima,
+    and finding minima is fast.
+    """
+    total = odds.shape[1]
+    groups = math.isqrt(total * k)
+    if groups > total // 4:
+        return odds.topk(k, largest=False)
+    whole = total // groups
+    minima = odds[:, : whole * groups].unflatten(1, (whole, groups)).amin(1)
+    rest = odds[:, whole * groups :]
+    minima[:, : rest.shape[1]].clamp_(max=rest)
+    columns = minima.topk(k, largest=False).indices.unsqueeze(2)
+    columns = (columns + groups * torch.arange(whole + 1, device=odds.device)).flatten(1)
+    candidates = odds.gather(1, columns.clamp(max=total - 1)).masked_fill_(columns >= total, torch.inf)
+    best = candidates.topk(k, largest=False)
+    return best.values, columns.gather(1, best.indices)
+
+
+def truth_of(odds: Tensor) -> Tensor:
+    """The truth values of odds against them."""
+    return 1 / (1 + odds)
+
+
+def _labelled(step: tuple[int, int, int, Tensor], vocab: KGVocab) -> Step:
+    head, relation, tail, odds = step
+    backwards, label = relation >= vocab.num_relations, vocab.relations[relation % vocab.num_relations]
+    return Step(vocab.entities[head], "^" * backwards + label, vocab.entities[tail], float(truth_of(odds)))
+
+
+def check_count(name: str, value: Any) -> None:
+    """Refuses what is not a whole number of at least 1."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be a whole number, at least 1, got {value!r}.")
+
+
+def checked_predictor(model: Any) -> LinkPredictor:
+    """A model that knows its labels."""
+    if not isinstance(model, LinkPredictor):
+        raise TypeError(
+            f"Queries are asked with labels, which a LinkPredictor knows, got {type(model).__name__}. Build one with "
+            "LinkPredictor(model, kg.vocab), or LinkPredictor.from_pretrained(folder)."
+        )
+    return model
