@@ -13,6 +13,7 @@ from aswa_hf.cli.demo import demo
 from aswa_hf.cli.evaluate import evaluate
 from aswa_hf.cli.predict import predict
 from aswa_hf.cli.push import push
+from aswa_hf.cli.query import query
 from aswa_hf.cli.train import train
 
 app = typer.Typer(
@@ -42,6 +43,7 @@ app.command()(demo)
 app.add_typer(train, name="train")
 app.command()(evaluate)
 app.command()(predict)
+app.command()(query)
 app.command()(push)
 
 

@@ -1,31 +1,141 @@
-"""`aswa-hf evaluate`: how well a trained link predictor ranks the triples of a graph."""
+"""`aswa-hf evaluate`: how well a trained link predictor ranks the triples of a graph, or answers queries over it."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from aswa_hf.cli.query import BEAM, TNORM, TRUTH
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from aswa_hf.kge import KnowledgeGraph, LinkPredictor
 
 
 def evaluate(
     model: Annotated[str, typer.Argument(help="A run folder, a saved model or a Hub repository.")],
-    dataset: Annotated[str, typer.Option(help="countries[-s1|-s2|-s3], a folder of triples, or a Hub dataset.")],
+    dataset: Annotated[
+        str | None, typer.Option(help="countries[-s1|-s2|-s3], a folder of triples, or a Hub dataset.")
+    ] = None,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+    queries: Annotated[
+        str | None,
+        typer.Option(
+            help="Answer multi-hop queries instead: all, shapes such as 2p,3i to sample from the dataset, or a "
+            ".parquet or .json file of queries."
+        ),
+    ] = None,
+    per_shape: Annotated[int, typer.Option(min=1, help="Queries sampled for each shape.")] = 500,
+    beam: BEAM = 10,
+    tnorm: TNORM = "product",
+    truth: TRUTH = "sigmoid",
+    strategies: Annotated[
+        str | None, typer.Option(help="Compare the weights of a run's strategies, such as last,swa,aswa.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the queries that are sampled.")] = 0,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Queries at a time; bounds the memory.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
 ) -> None:
     """Rank the triples of a split: filtered MRR, Hits@k and mean rank over heads and tails.
 
-    Example: `aswa-hf evaluate runs/countries --dataset countries`
-    """
-    from aswa_hf.kge import LinkPredictor, evaluate_link_prediction, load_kg
+    With `--queries`, rank the hard answers of multi-hop queries: filtered MRR and Hits@k by shape and on average.
 
-    kg = load_kg(dataset)
+    Example: `aswa-hf evaluate runs/countries --dataset countries`
+
+    Example: `aswa-hf evaluate runs/umls --dataset data/UMLS --queries all --strategies last,swa,aswa`
+    """
+    from aswa_hf.kge import LinkPredictor, evaluate_link_prediction, evaluate_queries, load_kg
+
+    if dataset is None and (queries is None or not _is_file(queries)):
+        raise ValueError("Give the graph with --dataset: a folder of triples, countries, or a Hub dataset.")
+    kg = None if dataset is None else load_kg(dataset)
     predictor = LinkPredictor.from_pretrained(model, kg=kg)
-    metrics = evaluate_link_prediction(predictor.model, kg, split, batch_size)
-    if as_json:
-        typer.echo(json.dumps(metrics))
+    asked = None if queries is None else _queries(queries, kg, per_shape, seed)
+
+    def measured() -> dict[str, Any]:
+        if asked is None:
+            return evaluate_link_prediction(predictor.model, kg, split, batch_size)  # type: ignore[arg-type]
+        return evaluate_queries(predictor, asked, beam=beam, tnorm=tnorm, truth=truth, batch_size=batch_size)
+
+    found: dict[str, Any]
+    if strategies is None:
+        found = measured()
     else:
-        for name, value in metrics.items():
+        names = list(dict.fromkeys(name.strip() for name in strategies.split(",")))
+        weights = _with_weights(predictor, model, names)
+        found = {name: measured() for name in _progress(weights, "evaluating", len(names))}
+    if as_json:
+        typer.echo(json.dumps(found))
+    elif strategies and asked is not None:
+        mrr = {name: {shape: metrics["mrr"] for shape, metrics in row.items()} for name, row in found.items()}
+        typer.echo(_table(mrr, "MRR"))
+    elif strategies or asked is not None:
+        typer.echo(_table(found))
+    else:
+        for name, value in found.items():
             typer.echo(f"{name:10s} {value:.4f}")
+
+
+def _is_file(queries: str) -> bool:
+    return Path(queries).suffix in (".parquet", ".json", ".jsonl")
+
+
+def _queries(asked: str, kg: KnowledgeGraph | None, per_shape: int, seed: int) -> Dataset:
+    """The queries of a file, or of some shapes."""
+    from datasets import concatenate_datasets
+
+    from aswa_hf.kge import generate_queries, load_queries
+    from aswa_hf.kge.queries import SHAPES, shape_structure
+
+    if kg is None or _is_file(asked):
+        return load_queries(asked)
+    shapes = list(SHAPES) if asked == "all" else [name.strip() for name in asked.split(",")]
+    for shape in shapes:
+        shape_structure(shape)
+    return concatenate_datasets(
+        [generate_queries(kg, shape, per_shape, seed) for shape in _progress(shapes, "sampling queries", len(shapes))]
+    )
+
+
+def _with_weights(predictor: LinkPredictor, run: str, names: list[str]) -> Iterator[str]:
+    """The names of strategies, each while its weights, as the run's last checkpoint keeps them, are in the model."""
+    from safetensors import safe_open
+
+    from aswa_hf.checkpoint import AVERAGE_FILE
+    from aswa_hf.cli.runs import last_whole_checkpoint
+    from aswa_hf.trainer_files import STATE_FOLDER
+
+    checkpoint = last_whole_checkpoint(Path(run))
+    path = Path(checkpoint or run) / STATE_FOLDER / AVERAGE_FILE
+    if checkpoint is None or not path.is_file():
+        raise ValueError(f"--strategies needs a run folder with a checkpoint that keeps their weights, got {run}.")
+    with safe_open(path, framework="pt") as file:
+        keys = list(file.keys())
+        known = dict.fromkeys(key.partition("/")[0] for key in keys)
+        if unknown := [name for name in names if name not in known]:
+            raise ValueError(f"The run has no strategy {unknown[0]!r}. It has {', '.join(known)}.")
+        for name in names:
+            prefix = f"{name}/averaged/"
+            weights = {key.removeprefix(prefix): file.get_tensor(key) for key in keys if key.startswith(prefix)}
+            predictor.model.load_state_dict(weights)
+            yield name
+
+
+def _progress(items: Iterable[str], what: str, total: int) -> Iterable[str]:
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(items, what, total=total, transient=True, console=Console(stderr=True))
+
+
+def _table(rows: dict[str, dict[str, float]], title: str = "") -> str:
+    """Numbers in columns, a line for each name."""
+    columns = list(next(iter(rows.values())))
+    lines = [f"{title:10s}" + "".join(f" {column:>9s}" for column in columns)]
+    lines += [f"{name:10s}" + "".join(f" {row[column]:9.4f}" for column in columns) for name, row in rows.items()]
+    return "\n".join(lines)

@@ -6,21 +6,11 @@ dual t-conorm ⊥, and ∃x is the maximum over x. A hop from a query with truth
     max over x in the beam of  ⊤(v(x), σ(⟨q(x, r), e_y⟩)),
 
 where the beam holds the entities with the greatest v. With all entities in the beam this is exhaustive search.
-
-A truth value t is kept as the odds against it, w = 1/t − 1, which is e^−x for a logit x: in float32, truth values of
-logits beyond 17 would all be 1, and beams and ranks arbitrary. For odds u and v
-
-    product      ⊤ = u + v + u·v              ⊥ = u·v / (1 + u + v)
-    min          ⊤ = max(u, v)                ⊥ = min(u, v)
-    Łukasiewicz  ⊤ = (u + v + 2uv)/(1 − uv)   ⊥ = (uv − 1)/(2 + u + v)
-
-with t = 0 where 1 − uv is not positive, and t = 1 where uv − 1 is not.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
@@ -30,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aswa_hf.kge.modeling_kge import FLOOR, KGEModel
+from aswa_hf.kge.modeling_kge import KGEModel
+from aswa_hf.kge.odds import FALSE, NORMS, TRUTHS, lowest, truth_of
 from aswa_hf.kge.predict import LinkPredictor
 from aswa_hf.kge.queries import Query, Structure
 from aswa_hf.kge.ranking import SCORES_ON_CPU, SCORES_ON_DEVICE, _scores
@@ -41,49 +32,6 @@ if TYPE_CHECKING:
 
 # Rows scored at a time are no more than this: RESCAL and TuckER make a matrix for each.
 MAX_ROWS = 2048
-
-
-# The odds against what is not true at all. Finite: what is not a number comes only from models that have diverged.
-FALSE = 1e37
-
-
-def _sigmoid(negated: Tensor) -> Tensor:
-    return negated.clamp_(FLOOR, -FLOOR).exp_()
-
-
-def _min_max(negated: Tensor) -> Tensor:
-    best, worst = negated.aminmax(dim=1, keepdim=True)
-    odds = (negated - best).div_(worst - negated).clamp_(max=FALSE)
-    # Where all candidates are alike, each is as true as false.
-    return negated.copy_(odds.masked_fill_(best == worst, 1))
-
-
-def _softmax(negated: Tensor) -> Tensor:
-    weights = negated.sub_(negated.amin(1, keepdim=True)).neg_().exp_()
-    return negated.copy_((weights.sum(1, keepdim=True) - weights).div_(weights).clamp_(max=FALSE))
-
-
-# From the negated logits of all entities to the odds against them, in place.
-TRUTHS: dict[str, Callable[[Tensor], Tensor]] = {"sigmoid": _sigmoid, "minmax": _min_max, "softmax": _softmax}
-
-
-def _lukasiewicz_and(u: Tensor, v: Tensor) -> Tensor:
-    both = u * v
-    return u.add_(v).add_(both, alpha=2).div_(1 - both).masked_fill_(both >= 1, FALSE)
-
-
-def _lukasiewicz_or(u: Tensor, v: Tensor) -> Tensor:
-    total = 2 + u + v
-    return u.mul_(v / total).sub_(1 / total).clamp_(min=0)  # u·v might be too large
-
-
-# ⊤ and ⊥ of odds, in place of the first argument.
-Norm = Callable[[Tensor, Tensor], Tensor]
-NORMS: dict[str, tuple[Norm, Norm]] = {
-    "product": (lambda u, v: u.mul_(1 + v).add_(v), lambda u, v: u.mul_(v / (1 + u + v))),
-    "min": (lambda u, v: torch.maximum(u, v, out=u), lambda u, v: torch.minimum(u, v, out=u)),
-    "lukasiewicz": (_lukasiewicz_and, _lukasiewicz_or),
-}
 
 
 class Step(NamedTuple):
@@ -315,32 +263,6 @@ def _tree(structure: Structure, columns: Iterator[Tensor]) -> _Node:
         return _Node("e", [], next(columns))
     parts = [_tree(part, columns) for part in structure[1:]]
     return _Node(structure[0], parts, next(columns) if structure[0] == "p" else None)
-
-
-def lowest(odds: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The `k` lowest odds of each row and where they are, as `topk` gives, in a fraction of its time.
-
-    The columns are put into groups by their remainder: the lowest k odds are in the k groups with the lowest minima,
-    and finding minima is fast.
-    """
-    total = odds.shape[1]
-    groups = math.isqrt(total * k)
-    if groups > total // 4:
-        return odds.topk(k, largest=False)
-    whole = total // groups
-    minima = odds[:, : whole * groups].unflatten(1, (whole, groups)).amin(1)
-    rest = odds[:, whole * groups :]
-    minima[:, : rest.shape[1]].clamp_(max=rest)
-    columns = minima.topk(k, largest=False).indices.unsqueeze(2)
-    columns = (columns + groups * torch.arange(whole + 1, device=odds.device)).flatten(1)
-    candidates = odds.gather(1, columns.clamp(max=total - 1)).masked_fill_(columns >= total, torch.inf)
-    best = candidates.topk(k, largest=False)
-    return best.values, columns.gather(1, best.indices)
-
-
-def truth_of(odds: Tensor) -> Tensor:
-    """The truth values of odds against them."""
-    return 1 / (1 + odds)
 
 
 def _labelled(step: tuple[int, int, int, Tensor], vocab: KGVocab) -> Step:

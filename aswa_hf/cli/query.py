@@ -1,0 +1,45 @@
+"""`aswa-hf query`: multi-hop questions to a trained link predictor."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+BEAM = Annotated[int, typer.Option(min=1, help="Entities kept for a variable between two hops.")]
+TNORM = Annotated[str, typer.Option(help="How parts are joined: product, min or lukasiewicz.")]
+TRUTH = Annotated[str, typer.Option(help="How logits become truth values: sigmoid, minmax or softmax.")]
+
+
+def query(
+    model: Annotated[str, typer.Argument(help="A run folder, a saved model or a Hub repository.")],
+    text: Annotated[str, typer.Argument(metavar="QUERY", help="A shape and its labels, or paths joined by & and |.")],
+    k: Annotated[int, typer.Option("--k", "-k", min=1, help="How many answers.")] = 10,
+    beam: BEAM = 10,
+    tnorm: TNORM = "product",
+    truth: TRUTH = "sigmoid",
+    chains: Annotated[bool, typer.Option("--chains", help="Show the steps that led to each answer.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
+) -> None:
+    """Answer a multi-hop query with the most likely entities.
+
+    The shapes are 1p, 2p, 3p (hops), 2i, 3i, ip, pi (intersections), 2u, up (unions). Queries of any other form are
+    paths: `(france, neighbor & spain, neighbor), locatedin`; ^ follows a relation backwards: `europe, ^locatedin`.
+
+    Example: `aswa-hf query runs/countries "2p: france, neighbor, locatedin" -k 3 --chains`
+    """
+    from aswa_hf.kge import LinkPredictor, Query, answer_query
+
+    parsed = Query.parse(text)
+    predictor = LinkPredictor.from_pretrained(model)
+    answers = answer_query(predictor, parsed, k, beam=beam, tnorm=tnorm, truth=truth, chains=chains)
+    chain = answers.pop("chain") if chains else [[]] * len(answers)
+    if as_json:
+        if chains:
+            answers["chain"] = [[step._asdict() for step in steps] for steps in chain]
+        typer.echo(answers.to_json(orient="records", force_ascii=False))
+        return
+    header, *lines = answers.drop(columns="query").to_string(index=False, float_format="%.4f").splitlines()
+    typer.echo(header)
+    for line, steps in zip(lines, chain, strict=True):
+        typer.echo("\n".join([line, *(f"    {step}" for step in steps)]))
