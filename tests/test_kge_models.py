@@ -202,6 +202,36 @@ def test_without_its_value_the_loss_has_the_same_gradients():
         assert torch.equal(measured, other)
 
 
+def test_second_derivatives_are_refused():
+    queries = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
+    entities = torch.randn(ENTITIES, 4, dtype=torch.float64)
+    loss = loss_over_entities(queries, entities, *sparse_labels())
+    with pytest.raises(RuntimeError, match="has no second derivatives"):
+        torch.autograd.grad(loss, queries, create_graph=True)
+
+
+def test_cross_entropy_in_bfloat16_is_as_exact_as_that_of_torch():
+    torch.manual_seed(1)
+    queries, entities = 0.6 * torch.randn(64, 64), 0.6 * torch.randn(5000, 64)
+    tails = torch.randint(5000, (64,))
+
+    def gradient(loss, dtype):
+        q = queries.to(dtype).requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.float32):
+            value = loss(q, entities.to(dtype))
+        return torch.autograd.grad(value, q)[0].double()
+
+    def ours(q, e):
+        return loss_over_entities(q, e, tails)
+
+    def theirs(q, e):
+        return torch.nn.functional.cross_entropy(q @ e.T, tails)
+
+    exact = gradient(theirs, torch.float64)
+    errors = [(gradient(loss, torch.float32) - exact).norm() / exact.norm() for loss in (ours, theirs)]
+    assert 0 < errors[0] < 1.5 * errors[1]
+
+
 @pytest.mark.parametrize("offsets", [True, False], ids=["binary", "one-true-tail"])
 def test_under_autocast_products_are_bfloat16_and_gradients_float32(offsets):
     torch.manual_seed(1)

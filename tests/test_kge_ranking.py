@@ -159,3 +159,11 @@ def test_impossible_numbers_are_refused(options, tmp_path):
     kg = random_graph(tmp_path)
     with pytest.raises(ValueError, match="must be a whole number of at least 1, got"):
         evaluate_link_prediction(build(kg), kg, **options)
+
+
+def test_without_inverse_relations_autocast_ranks_too(tmp_path):
+    kg = random_graph(tmp_path)
+    model = build(kg, inverse_relations=False)
+    exact = evaluate_link_prediction(model, kg)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert evaluate_link_prediction(model, kg)["mrr"] == pytest.approx(exact["mrr"], abs=0.1)

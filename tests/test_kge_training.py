@@ -5,7 +5,7 @@ import pytest
 import torch
 from kge_graphs import random_graph
 from training import assert_same_tensors, weights_of
-from transformers import AutoModel
+from transformers import AutoModel, TrainerCallback, TrainerControl
 
 from aswa_hf import ASWACallback
 from aswa_hf.kge import ComplEx, DistMult, KGEConfig, KGETrainer, evaluate_link_prediction, paper_arguments
@@ -130,12 +130,32 @@ def test_a_logged_loss_is_the_mean_of_some_of_its_steps(tmp_path, monkeypatch):
         losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
         return losses, sum(measured), len(measured), weights_of(model)
 
-    all_losses, *counts, all_weights = logged_losses(10**6)
-    assert counts[0] == counts[1] == 3 * (counts[1] // 3)
+    all_losses, measured, steps, all_weights = logged_losses(10**6)
+    assert measured == steps
     some_losses, measured, steps, some_weights = logged_losses(5)
     assert 3 * 5 <= measured < steps
     assert some_losses == pytest.approx(all_losses, rel=0.05)
     assert_same_tensors(all_weights, some_weights)
+
+
+def test_a_length_given_in_steps_measures_losses_as_often(tmp_path):
+    trainer = make_trainer(random_graph(tmp_path / "graph"), tmp_path, max_steps=40, num_train_epochs=1)
+    per_epoch = len(trainer.get_train_dataloader())
+    trainer.train()
+    assert trainer._measure_every == max(1, per_epoch // 8)
+
+
+def test_a_callback_can_stop_the_training_at_an_evaluation(tmp_path):
+    class Stop(TrainerCallback):
+        def on_evaluate(self, args, state, control, **kwargs):
+            return TrainerControl(should_training_stop=True)
+
+    trainer = make_trainer(random_graph(tmp_path / "graph"), tmp_path)
+    trainer.add_callback(Stop())
+    trainer.train()
+    assert trainer.state.epoch == 1
+    with pytest.raises(TypeError, match="takes the name of a split of the graph, got a Dataset"):
+        trainer.evaluate(trainer.kg["test"])
 
 
 def test_what_cannot_be_trained_on_is_refused(tmp_path):

@@ -227,7 +227,7 @@ def _report_repetitions(splits: Mapping[str, Triples], ids: Mapping[str, np.ndar
             warn_caller(
                 f"{split} holds {len(again):,} repetitions of earlier triples, the first at "
                 f"{splits[split].where(again[0])}: {label(split, again[0])}. They are kept; remove them if they "
-                "should not count twice."
+                "should not be there; they are ranked once."
             )
     for known, split in (("train", "validation"), ("train", "test"), ("validation", "test")):
         leaked = np.flatnonzero(_among(keys_of[split], keys_of[known]))

@@ -117,7 +117,8 @@ class KGEModel(PreTrainedModel):
             rows = relations == relation
             wanted = self.entity_embeddings(tails[rows])
             for heads in everything.split(1024):  # RESCAL and TuckER make a matrix for each of them
-                scores[rows.nonzero(), heads] = wanted @ self.query(heads, relation.expand(len(heads))).T
+                found = wanted @ self.query(heads, relation.expand(len(heads))).T
+                scores[rows.nonzero(), heads] = found.to(scores.dtype)  # autocast has its own
         return scores
 
     def forward(
@@ -149,6 +150,8 @@ class KGEModel(PreTrainedModel):
             targets = labels.to(scores.dtype) * (1 - smoothing) + smoothing / scores.shape[-1]
             loss = F.binary_cross_entropy_with_logits(scores, targets)
         else:
+            if len(heads) == 0:
+                raise ValueError("There are no queries to compute a loss of: the batch is empty.")
             if label_offsets is not None and len(label_offsets) != len(heads) + 1:
                 raise ValueError(
                     f"label_offsets must have one number more than there are queries ({len(heads)}), "
@@ -309,6 +312,8 @@ class _LossOverEntities(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("The loss over all entities has no second derivatives: call it without create_graph.")
         # Scaled only here, where a loss scaled up for float16 keeps small gradients from vanishing.
         factor = grad / ctx.count
         gradients = (factor * gradient for gradient in ctx.saved_tensors)
@@ -370,11 +375,11 @@ class _CrossEntropy(_LossOverEntities):
             q = queries[start : start + height].to(dtype)
             logits = torch.mm(q, e.T, out=space[: len(q)])
             where = torch.arange(len(q), device=e.device), tails[start : start + height]
-            norm = logits.logsumexp(dim=1, keepdim=True)
+            norm = logits.to(loss.dtype).logsumexp(dim=1, keepdim=True)
             loss += norm.sum(dtype=loss.dtype) - (1 - smoothing) * logits[where].sum(dtype=loss.dtype)
             if smoothing:
                 loss -= smoothing / total * logits.sum(dtype=loss.dtype)
-            logits.sub_(norm).clamp_(min=FLOOR).exp_()
+            logits.copy_(torch.sub(logits, norm).clamp_(min=FLOOR).exp_())
             logits[where] -= 1 - smoothing
             if smoothing:
                 logits -= smoothing / total

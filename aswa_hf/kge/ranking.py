@@ -120,7 +120,8 @@ def _scores(model: KGEModel, heads: np.ndarray, by: np.ndarray, relations: int) 
         return model.score_tails(*_tensors(model, heads, by))
     scores = model.entity_embeddings.weight.new_empty(len(heads), model.config.num_entities)
     forward = by < relations
-    scores[torch.from_numpy(forward)] = model.score_tails(*_tensors(model, heads[forward], by[forward]))
+    tails = model.score_tails(*_tensors(model, heads[forward], by[forward]))
+    scores[torch.from_numpy(forward)] = tails.to(scores.dtype)  # autocast has its own
     backward = ~forward
     scores[torch.from_numpy(backward)] = model.score_heads(*_tensors(model, by[backward] - relations, heads[backward]))
     return scores

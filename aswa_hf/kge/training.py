@@ -166,7 +166,7 @@ class KGETrainer(Trainer):
     def _measure_every(self) -> int:
         if not isinstance(self.train_dataset, KvsAll):
             return 1  # the other losses come with their gradients
-        per_log = self.state.max_steps / self.args.num_train_epochs
+        per_log = self.state.max_steps / self.state.num_train_epochs
         if self.args.logging_strategy == IntervalStrategy.STEPS:
             per_log = self.state.logging_steps
         return max(1, int(per_log) // LOSSES_PER_LOG)
@@ -175,12 +175,14 @@ class KGETrainer(Trainer):
         self, eval_dataset: str | None = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Filtered ranking of a split, by default the validation split."""
+        if not isinstance(eval_dataset, str | None):
+            raise TypeError(f"evaluate() takes the name of a split of the graph, got a {type(eval_dataset).__name__}.")
         start = time.perf_counter()
         found = evaluate_link_prediction(self.model, self.kg, eval_dataset or "validation", self._ranking_batch_size())
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
         metrics[f"{metric_key_prefix}_runtime"] = time.perf_counter() - start
         self.log(metrics)
-        self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
     def _ranking_batch_size(self) -> int | None:
