@@ -50,7 +50,7 @@ class Score:
             if key not in metrics:
                 raise ValueError(
                     f"The metric {key!r} is not among those of the evaluation: {', '.join(sorted(metrics))}. Give the "
-                    "name of one of these as metric=, or return it from compute_metrics."
+                    "name of one of these as metric=, or let the evaluation return it."
                 )
         if isinstance(self.metric, str):
             return _number(metrics[self.keys[0]], self.keys[0])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 
@@ -19,29 +20,75 @@ def preserved_rng(seed: int | None = None) -> Iterator[None]:
     Every pass over a DataLoader draws from the global generator, so that an evaluation which training would not have
     done shifts the order of all later batches. Inside this context it does not.
     """
-    # NumPy counts only if the process uses it, and then it is already imported.
-    numpy = sys.modules.get("numpy")
-    python_state = random.getstate()
-    numpy_state = numpy.random.get_state() if numpy else None
-    cpu_state = torch.get_rng_state()
-    cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-    mps_state = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
+    state = rng_state()
     try:
         if seed is not None:
             random.seed(seed)
             torch.manual_seed(seed)
-            if numpy:
+            if numpy := sys.modules.get("numpy"):
                 numpy.random.seed(seed)
         yield
     finally:
-        random.setstate(python_state)
-        torch.set_rng_state(cpu_state)
-        if numpy and numpy_state is not None:
-            numpy.random.set_state(numpy_state)
-        if cuda_states is not None:
-            torch.cuda.set_rng_state_all(cuda_states)
-        if mps_state is not None:
-            torch.mps.set_rng_state(mps_state)
+        set_rng_state(state)
+
+
+def rng_state() -> dict[str, Any]:
+    """Python's, NumPy's and torch's global random state."""
+    # NumPy counts only if the process uses it, and then it is already imported.
+    numpy = sys.modules.get("numpy")
+    return {
+        "python": random.getstate(),
+        "numpy": numpy.random.get_state() if numpy else None,
+        "cpu": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None,
+        "mps": torch.mps.get_rng_state() if torch.backends.mps.is_available() else None,
+    }
+
+
+def set_rng_state(state: Mapping[str, Any]) -> None:
+    """Puts a state back; what was not in use when it was taken stays as it is."""
+    random.setstate(state["python"])
+    torch.set_rng_state(state["cpu"])
+    if state["numpy"] is not None:
+        sys.modules["numpy"].random.set_state(state["numpy"])
+    if state["cuda"] is not None:
+        torch.cuda.set_rng_state_all(state["cuda"])
+    if state["mps"] is not None:
+        torch.mps.set_rng_state(state["mps"])
+
+
+def rng_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """A state as tensors, for a file."""
+    _, words, normal = state["python"]
+    tensors = {"python": torch.tensor(words), "python.normal": _optional(normal), "cpu": state["cpu"]}
+    if isinstance(state["numpy"], tuple):  # not if somebody gave NumPy another kind of generator
+        _, words, position, has_normal, normal = state["numpy"]
+        tensors["numpy"] = torch.tensor([*words.tolist(), position])
+        tensors["numpy.normal"] = _optional(normal if has_normal else None)
+    tensors |= {f"cuda.{index}": device for index, device in enumerate(state["cuda"] or ())}
+    return tensors if state["mps"] is None else tensors | {"mps": state["mps"]}
+
+
+def rng_from_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The state that `rng_tensors` made these of; random devices that are not here now are left out."""
+    normal = tensors["python.normal"].tolist()
+    state: dict[str, Any] = dict.fromkeys(("numpy", "cuda", "mps"))
+    state |= {"python": (3, tuple(tensors["python"].tolist()), *(normal or [None])), "cpu": tensors["cpu"]}
+    if "numpy" in tensors and (numpy := sys.modules.get("numpy")):
+        *words, position = tensors["numpy"].tolist()
+        normal = tensors["numpy.normal"].tolist()
+        keys = numpy.array(words, dtype=numpy.uint32)
+        state["numpy"] = ("MT19937", keys, position, len(normal), *(normal or [0.0]))
+    devices = [tensors[f"cuda.{index}"] for index in range(len(tensors)) if f"cuda.{index}" in tensors]
+    if devices and torch.cuda.is_available() and len(devices) == torch.cuda.device_count():
+        state["cuda"] = devices
+    if "mps" in tensors and torch.backends.mps.is_available():
+        state["mps"] = tensors["mps"]
+    return state
+
+
+def _optional(number: float | None) -> Tensor:
+    return torch.tensor([] if number is None else [number], dtype=torch.float64)
 
 
 @contextmanager
@@ -52,7 +99,7 @@ def rewound(batches: Any) -> Iterator[Any]:
     it. It may be in the middle of one, or be left in the middle of this one.
     """
     saved: list[tuple[Any, str, Any]] = []
-    for part in _parts(batches):
+    for part in loader_parts(batches):
         if hasattr(part, "gradient_state") and hasattr(part, "end_of_dataloader"):
             state = part.gradient_state
             saved.append((state, "dataloader_references", list(state.dataloader_references)))
@@ -79,7 +126,7 @@ def rewound(batches: Any) -> Iterator[Any]:
                 setattr(owner, attribute, value)
 
 
-def _parts(loader: Any) -> list[Any]:
+def loader_parts(loader: Any) -> list[Any]:
     """A loader and the loaders and samplers nested in it, each once."""
     found: list[Any] = []
     queue = [loader]

@@ -51,9 +51,17 @@ def check_options(
 
 
 def build_strategies(
-    factories: Mapping[str, Factory], model: nn.Module, total_steps: int | None, options: Mapping[str, Any]
+    factories: Mapping[str, Factory],
+    model: nn.Module,
+    options: Mapping[str, Any],
+    *,
+    total: int | None = None,
+    total_steps: int | None = None,
 ) -> dict[str, Strategy]:
-    """The strategies of a run; those given by name with `options`, those given as functions as these build them."""
+    """The strategies of a run; those given by name with `options`, those given as functions as these build them.
+
+    The run has `total` decision points or `total_steps` optimizer steps.
+    """
     options = dict(options)
     hard_updates = options.pop("hard_updates")
     by_kind: dict[Any, dict[str, Any]] = {
@@ -75,7 +83,7 @@ def build_strategies(
                 )
             strategy.greater_is_better = options["greater_is_better"]
         if isinstance(strategy, SWA) and strategy.total is None:
-            strategy.total_steps = total_steps
+            strategy.total, strategy.total_steps = total, total_steps
         strategies[name] = strategy
     return strategies
 

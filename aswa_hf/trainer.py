@@ -147,7 +147,7 @@ class ASWACallback(TrainerCallback):
         self._metrics: dict[str, dict[str, Any]] = {}
         with default_train_batches(self._train_batches, self._forward):
             self.strategies = build_strategies(
-                self._factories, trainer.model, state.max_steps, self._strategy_options()
+                self._factories, trainer.model, self._strategy_options(), total_steps=state.max_steps
             )
         if state.global_step > 0:
             self._resume(args, state)

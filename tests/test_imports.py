@@ -17,12 +17,13 @@ PACKAGE = Path(aswa_hf.__file__).parent
 ORDER = [
     {"policy", "files", "metrics", "signals"},
     {"rng", "distributed"},
+    {"sharding"},
     {"averaging", "batchnorm", "trajectory"},
     {"strategy"},
-    {"strategies", "ensembles"},
+    {"strategies", "ensembles", "shadows"},
     {"checkpoint"},
     {"kge", "vision"},
-    {"trainer", "trainer_files", "trainer_setup", "loop"},
+    {"trainer", "trainer_files", "trainer_setup", "loop", "loop_setup", "loop_state"},
     {"hub"},
     {"cli"},
 ]

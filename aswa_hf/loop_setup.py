@@ -1,0 +1,178 @@
+"""What `fit` needs beside the loop itself: checks of its arguments, the loss of a batch, stopping on signals."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from accelerate import Accelerator, DistributedType
+from accelerate.logging import get_logger
+from torch import Tensor, nn
+
+logger = get_logger(__name__)
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# How often processes tell each other of signals: asking costs a synchronisation.
+SECONDS_BETWEEN_LOOKS = 1.0
+
+
+def loss_of(model: nn.Module, batch: Any) -> Tensor:
+    """What the model calls `loss`, in a dict or as an attribute of its output."""
+    if not isinstance(batch, Mapping):
+        raise TypeError(
+            f"A batch is a {type(batch).__name__}, and only a dict is passed to the model by names. Say how to "
+            "compute its loss: loss=lambda model, batch: …"
+        )
+    output = model(**batch)
+    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if not isinstance(found, Tensor):
+        raise TypeError(
+            f"The model's output ({type(output).__name__}) has no loss. Say how to compute it: "
+            "loss=lambda model, batch: …"
+        )
+    return found
+
+
+def as_metrics(found: Any, label: str) -> dict[str, float]:
+    """What an evaluation gave as a dict of numbers whose names begin with `eval_`."""
+    if not isinstance(found, Mapping):
+        found = {label: found}
+    metrics = {}
+    for name, value in found.items():
+        try:
+            metrics["eval_" + str(name).removeprefix("eval_")] = float(value)
+        except (TypeError, ValueError):
+            if name == label:
+                raise TypeError(
+                    f"evaluate() must return the validation score or a dict of metrics, got {type(value).__name__}: "
+                    f"{value!r}."
+                ) from None
+    return metrics
+
+
+def check_arguments(
+    accelerator: Any,
+    model: Any,
+    functions: Mapping[str, Any],
+    counts: Mapping[str, Any],
+    max_grad_norm: Any,
+) -> None:
+    """Refuses arguments of a wrong kind; a count may be None if its name ends with "?"."""
+    if not isinstance(accelerator, Accelerator):
+        raise TypeError(f"fit() takes an accelerate.Accelerator first, got {type(accelerator).__name__}.")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
+    for name, function in functions.items():
+        if not callable(function):
+            raise TypeError(f"{name} must be a function, got {type(function).__name__}.")
+    for name, count in counts.items():
+        if count is None and name.endswith("?"):
+            continue
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise ValueError(f"{name.removesuffix('?')} must be a whole number of at least 1, got {count!r}.")
+    if max_grad_norm is not None and not (isinstance(max_grad_norm, (int, float)) and max_grad_norm > 0):
+        raise ValueError(f"max_grad_norm must be a positive number, or None for no clipping, got {max_grad_norm!r}.")
+
+
+def refuse_unsupported(accelerator: Accelerator, train_loader: Any, checkpoint_dir: str | Path | None) -> None:
+    """Raises for settings under which weights cannot be averaged, or a run not be resumed."""
+    kind = accelerator.distributed_type
+    if kind in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
+        raise ValueError(f"fit() does not support {kind.value}, which keeps the weights to itself. Use DDP or FSDP2.")
+    if kind == DistributedType.FSDP and not accelerator.is_fsdp2:
+        raise ValueError(
+            "fit() does not support FSDP version 1, which flattens the weights. Use DDP or FSDP2 (fsdp_version: 2 in "
+            "the accelerate config)."
+        )
+    if checkpoint_dir is None:
+        return
+    if accelerator.project_configuration.automatic_checkpoint_naming:
+        raise ValueError("fit() names its checkpoints itself: leave automatic_checkpoint_naming out.")
+    if accelerator.dataloader_config.use_stateful_dataloader or getattr(
+        train_loader, "use_stateful_dataloader", False
+    ):
+        raise ValueError("fit() finds the next batch of a resumed run itself: leave use_stateful_dataloader out.")
+
+
+def prepared(accelerator: Accelerator, *objects: Any) -> list[Any]:
+    """The objects as the accelerator prepares them, those left alone that it has prepared already."""
+    new = [thing for thing in objects if thing is not None and not getattr(thing, "_is_accelerate_prepared", False)]
+    if not new:
+        return list(objects)
+    results = accelerator.prepare(*new)
+    fresh = dict(zip(map(id, new), results if len(new) > 1 else [results], strict=True))
+    return [fresh.get(id(thing), thing) for thing in objects]
+
+
+def length_of(loader: Any) -> int | None:
+    """The number of batches, if the loader knows."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
+class Stop:
+    """SIGTERM and Ctrl-C: noted when they come, known to all processes at the same step, obeyed after a checkpoint."""
+
+    def __init__(self, accelerator: Accelerator, *, enabled: bool):
+        self.accelerator = accelerator
+        # Python delivers signals to the main thread only, and only it may set handlers.
+        self.enabled = enabled
+        self.handles = enabled and threading.current_thread() is threading.main_thread()
+        self.agreed = 0
+        """The signal that ends the run."""
+        self._received = 0
+        self._steps, self._wait, self._since = 0, 1, time.monotonic()
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Stop:
+        if self.handles:
+            for number in SIGNALS:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._previous[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        # A launcher passes on the Ctrl-C that its processes have had from the terminal.
+        if self._received and number == signal.SIGINT and self.accelerator.num_processes == 1:
+            raise KeyboardInterrupt
+        self._received = number
+
+    def look(self, *, now: bool = False) -> None:
+        """Called on all processes after every step: about once a second, or `now`, they agree whether to stop."""
+        if not self.enabled:
+            return
+        if self.accelerator.num_processes == 1:
+            self.agreed = self._received
+            return
+        self._steps += 1
+        if self._steps < self._wait and not now:
+            return
+        seconds = (time.monotonic() - self._since) / self._steps
+        mine = torch.tensor([[self._received, seconds]], device=self.accelerator.device)
+        received, slowest = self.accelerator.gather(mine).amax(0).tolist()
+        self.agreed = int(received)
+        self._steps, self._wait, self._since = 0, int(SECONDS_BETWEEN_LOOKS / max(slowest, 1e-3)), time.monotonic()
+
+    def end_run(self, checkpoint: Path) -> None:
+        """Obeys the signal, if there was one, as the program would have without `fit`."""
+        if not self.agreed:
+            return
+        name = signal.Signals(self.agreed).name
+        logger.warning(f"{name}: the run is saved in {checkpoint}, and the same command goes on from there.")
+        handler = self._previous.get(self.agreed)
+        self.__exit__()
+        if callable(handler):
+            handler(self.agreed, None)
+        raise SystemExit(128 + self.agreed)
