@@ -3,7 +3,8 @@
 What is averaged: the trainable floating-point parameters, in float32 or better whatever the model's dtype. What is
 copied: the other persistent buffers (or, with `average_buffers`, only the integer ones). One copy of the weights is
 kept, one more (the running weights) while averaged ones are in the model. Everything happens in place: compiled
-modules, optimizers and gradient hooks keep seeing the tensors they know.
+modules, optimizers and gradient hooks keep seeing the tensors they know. Of a model sharded by `fully_shard`, each
+process averages the rows it holds.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from aswa_hf.distributed import broadcast_from_rank_0, world_size
+from aswa_hf.sharding import as_shards, local_shards, part_for, refuse_unsupported_sharding, reshard
 
 # Pieces for weights whose dtype or device differs from the average's: small beside the weights, large beside a call.
 _CHUNK = 1 << 20
@@ -38,7 +41,8 @@ def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The trainable parameters and the persistent buffers themselves, by name."""
+    """The trainable parameters and the persistent buffers themselves, by name; sharded ones as they are sharded."""
+    reshard(model)
     # One light walk: after every optimizer step, for a small model, it costs as much as the arithmetic.
     parameters: dict[str, Tensor] = {}
     buffers: dict[str, Tensor] = {}
@@ -87,6 +91,7 @@ class WeightAverage:
         self.averaged: dict[str, Tensor] = {}
         self.copied: dict[str, Tensor] = {}
         parameters, _ = _tensors(self.model)
+        refuse_unsupported_sharding(self.model, parameters)
         if not parameters:
             raise ValueError(
                 f"{type(self.model).__name__} has no trainable floating-point parameter (requires_grad=True): there "
@@ -94,11 +99,6 @@ class WeightAverage:
             )
         if on_meta := next((name for name, p in parameters.items() if p.is_meta), None):
             raise ValueError(f"Parameter {on_meta!r} is on the meta device. Load the weights before averaging them.")
-        if sharded := next((name for name, p in parameters.items() if hasattr(p, "to_local")), None):
-            raise ValueError(
-                f"Parameter {sharded!r} is sharded over several devices, which is not supported. Use "
-                "DistributedDataParallel, where every process holds all weights."
-            )
 
     @property
     def is_empty(self) -> bool:
@@ -185,18 +185,29 @@ class WeightAverage:
         self._check(averaged, copied)
         _copy_by_name(averaged | copied, self.averaged | self.copied)
 
-    def check(self, averaged: Mapping[str, Tensor], copied: Mapping[str, Tensor]) -> None:
+    def whole(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """What is averaged and what is copied, in the shapes of the model: sharded as DTensors, where it is."""
+        averaged, _ = self._in_model()
+        return as_shards(self.averaged, averaged), self.copied
+
+    def check(self, averaged: Mapping[str, Any], copied: Mapping[str, Any]) -> None:
         """Refuses saved tensors that differ from the model's in name or shape."""
-        expected_averaged, expected_copied = self._running()
+        expected_averaged, expected_copied = self._in_model()
         _check_same_tensors(averaged, expected_averaged, "averaged weight")
         _check_same_tensors(copied, expected_copied, "buffer")
 
-    def load(self, averaged: Mapping[str, Tensor], copied: Mapping[str, Tensor]) -> None:
-        """Takes over saved tensors, after checking each against the model by name and shape."""
+    def load(self, averaged: Mapping[str, Any], copied: Mapping[str, Any]) -> None:
+        """Takes over saved tensors, after checking each against the model by name and shape.
+
+        They may be whole or DTensors; anything that has a `shape` and can be cut into rows will do.
+        """
         self.check(averaged, copied)
+        in_model, _ = self._in_model()
         expected_averaged, expected_copied = self._running()
-        new_averaged = {n: self._empty_for(t).copy_(averaged[n]) for n, t in expected_averaged.items()}
-        new_copied = {n: torch.empty_like(t).copy_(copied[n]) for n, t in expected_copied.items()}
+        new_averaged = {
+            n: self._empty_for(t).copy_(part_for(in_model[n], averaged[n])) for n, t in expected_averaged.items()
+        }
+        new_copied = {n: torch.empty_like(t).copy_(copied[n][...]) for n, t in expected_copied.items()}
         self.averaged, self.copied = new_averaged, new_copied
 
     def clear(self) -> None:
@@ -212,11 +223,18 @@ class WeightAverage:
         try:
             yield kept
         finally:
+            # An evaluation leaves the averaged weights gathered, and training would go on with them.
+            reshard(self.model)
             with torch.no_grad():
                 _copy_by_name(running, kept)
 
     def _running(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The model's tensors: those that are averaged, those that are copied."""
+        """The model's tensors, or the rows of them that are here: those that are averaged, those that are copied."""
+        averaged, copied = self._in_model()
+        return local_shards(averaged), copied
+
+    def _in_model(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The model's tensors themselves: those that are averaged, those that are copied."""
         averaged, copied = _tensors(self.model)
         if self.average_buffers:
             floating = {name: buffer for name, buffer in copied.items() if buffer.is_floating_point()}
@@ -272,13 +290,13 @@ def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     yield from zip(*flat, strict=True)
 
 
-def _check_same_tensors(saved: Mapping[str, Tensor], model: Mapping[str, Tensor], kind: str) -> None:
+def _check_same_tensors(saved: Mapping[str, Any], model: Mapping[str, Tensor], kind: str) -> None:
     problem = _difference(saved, model, "the saved state", "the model")
     if problem:
         raise ValueError(f"This state belongs to another model; the first differing {kind}: {problem}.")
 
 
-def _difference(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], us: str, them: str) -> str:
+def _difference(ours: Mapping[str, Any], theirs: Mapping[str, Any], us: str, them: str) -> str:
     """The first tensor by name in which two sets differ, in words; empty if there is none."""
     for name, tensor in theirs.items():
         if name not in ours:

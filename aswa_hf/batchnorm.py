@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from aswa_hf.distributed import mean_over_ranks
+from aswa_hf.distributed import in_step, mean_over_ranks
 from aswa_hf.rng import preserved_rng, rewound
+from aswa_hf.sharding import computing_device, is_sharded
 
 Batches = Iterable[Any] | Callable[[], Iterable[Any]]
 Forward = Callable[[Any], Any]
@@ -121,7 +122,8 @@ class Recalibration:
         forward = self.forward or self._forward
         with rewound(source):
             seen = 0
-            for batch in islice(source, self.limit):
+            batches = islice(source, self.limit)
+            for batch in in_step(batches, computing_device(self.model)) if is_sharded(self.model) else batches:
                 forward(batch)
                 seen += 1
         if seen == 0:
@@ -131,8 +133,7 @@ class Recalibration:
             )
 
     def _forward(self, batch: Any) -> Any:
-        parameter = next(self.model.parameters(), None)
-        batch = _to_device(batch, parameter.device if parameter is not None else torch.device("cpu"))
+        batch = _to_device(batch, computing_device(self.model))
         if isinstance(batch, Mapping):
             return self.model(**batch)
         return self.model(batch[0] if isinstance(batch, (tuple, list)) else batch)

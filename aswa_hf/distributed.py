@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
+T = TypeVar("T")
+
+
+def is_distributed() -> bool:
+    """Whether `torch.distributed` is in use, be it with one process."""
+    return dist.is_available() and dist.is_initialized()
+
 
 def world_size() -> int:
     """How many processes train together; 1 where `torch.distributed` is not in use."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    return dist.get_world_size() if is_distributed() else 1
+
+
+def rank() -> int:
+    """Which of them this process is."""
+    return dist.get_rank() if is_distributed() else 0
 
 
 def wait_for_all() -> None:
@@ -26,6 +40,35 @@ def agree(value: float, device: torch.device) -> float:
     shared = torch.tensor([value], dtype=torch.float64, device="cpu" if device.type == "mps" else device)
     dist.broadcast(shared, src=0)
     return float(shared.item())
+
+
+def on_every_rank(yes: bool, device: torch.device) -> bool:
+    """Whether all ranks say `yes`; all of them get the same answer."""
+    if world_size() == 1:
+        return yes
+    votes = torch.tensor([int(yes)], device=device)
+    dist.all_reduce(votes, op=dist.ReduceOp.MIN)
+    return bool(votes.item())
+
+
+def in_step(items: Iterable[T], device: torch.device) -> Iterator[T]:
+    """`items` as long as every rank has another one: a sharded model runs on all ranks or not at all."""
+    iterator = iter(items)
+    nothing = object()
+    while on_every_rank((item := next(iterator, nothing)) is not nothing, device):
+        yield item  # type: ignore[misc]
+
+
+@contextmanager
+def succeeding_together(device: torch.device) -> Iterator[None]:
+    """Raises on every rank if the block raises an `OSError` on any of them."""
+    error: OSError | None = None
+    try:
+        yield
+    except OSError as caught:
+        error = caught
+    if not on_every_rank(error is None, device):
+        raise error or OSError("another process could not write its part")
 
 
 @torch.no_grad()

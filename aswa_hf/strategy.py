@@ -26,6 +26,7 @@ from aswa_hf.averaging import WeightAverage
 from aswa_hf.batchnorm import Batches, Forward, Recalibration
 from aswa_hf.distributed import agree
 from aswa_hf.rng import preserved_rng
+from aswa_hf.sharding import computing_device
 from aswa_hf.signals import uninterrupted
 from aswa_hf.trajectory import Decision, Record, Trajectory
 
@@ -154,7 +155,12 @@ class Strategy(ABC):
         self.average.apply()
 
     def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
-        """Everything needed to go on: tensors under "averaged" and "buffers", plain values elsewhere."""
+        """Everything needed to go on: tensors under "averaged" and "buffers", plain values elsewhere.
+
+        Of a sharded model the averages are DTensors, as the weights are in its own `state_dict()`: each process has
+        its rows, and all together give the whole with `tensor.full_tensor()`.
+        """
+        averaged, buffers = self.average.whole()
 
         def tensors(of: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             return {name: tensor.clone() if copy else tensor for name, tensor in of.items()}
@@ -166,8 +172,8 @@ class Strategy(ABC):
             "members": self.members,
             "stale": self._stale,
             "records": self.trajectory.to_json(),
-            "averaged": tensors(self.average.averaged),
-            "buffers": tensors(self.average.copied),
+            "averaged": tensors(averaged),
+            "buffers": tensors(buffers),
         }
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -183,7 +189,10 @@ class Strategy(ABC):
             self.average.check(state["averaged"], state["buffers"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a saved state. A state of another model or strategy is refused, and nothing has changed."""
+        """Goes on from a saved state. A state of another model or strategy is refused, and nothing has changed.
+
+        A sharded model takes DTensors and whole tensors alike, and keeps its rows of them.
+        """
         self.check_state_dict(state)
         trajectory = Trajectory.from_json(state["records"])
         if state["averaged"]:
@@ -205,7 +214,7 @@ class Strategy(ABC):
         return self._checked(self._agreed(score), of)
 
     def _agreed(self, score: float) -> float:
-        return agree(float(score), next(self.model.parameters()).device)
+        return agree(float(score), computing_device(self.model))
 
     def _checked(self, score: float, of: str) -> float:
         if not policy.is_usable(score):

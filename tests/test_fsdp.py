@@ -1,0 +1,245 @@
+"""Models sharded with `fully_shard` over 2, 3 and 4 real processes: the same decisions and weights as in one."""
+
+from __future__ import annotations
+
+import json
+
+import fsdp_jobs
+import pytest
+import torch
+from fsdp_run import TOKENS, Processes, in_bfloat16, make_net, plain_walk, snapshot, strategies, walk
+from safetensors.torch import load_file
+from torch import nn
+
+from aswa_hf import ASWA
+from aswa_hf.checkpoint import load_state, save_state
+
+TRAINABLE = ["embed.weight", "block.0.weight", "block.0.bias", "block.1.weight", "block.1.bias", "block.3.weight"]
+TRAINABLE += ["block.3.bias", "wide.weight", "head.bias"]
+
+
+@pytest.fixture(scope="module")
+def processes():
+    started = Processes()
+    yield started
+    started.close()
+
+
+def assert_same_weights(folder, of):
+    for name, strategy in of.items():
+        strategy.apply()
+        sharded = load_file(folder / f"{name}.safetensors")
+        plain = strategy.model.state_dict()
+        assert sharded.keys() == plain.keys()
+        for key in plain:
+            assert torch.equal(sharded[key], plain[key]), (name, key)
+
+
+@pytest.mark.parametrize(("world", "hybrid"), [(2, False), (3, False), (4, True)])
+def test_a_sharded_run_evaluates_decides_and_ends_as_one_process_bit_for_bit(processes, tmp_path, world, hybrid):
+    ranks = processes.run("fsdp_jobs.follow", world, tmp_path, hybrid=hybrid)
+    expected, of = plain_walk()
+    assert {record["decision"] for record in expected["histories"]["aswa"]} == {"init", "hard", "soft", "reject"}
+    for number, rank in enumerate(ranks):
+        assert rank["outputs"] == expected["outputs"]
+        assert rank["histories"] == expected["histories"]
+        assert rank["restored"]
+        assert rank["tied"]
+        assert rank["elements"] == elements(world // 2 if hybrid else world, number % 2 if hybrid else number)
+    assert_same_weights(tmp_path, of)
+
+
+def elements(world, rank):
+    """How many elements of each trainable weight a rank averages, by hand: whole rows, single ones on rank 0."""
+    of_5, of_7, of_4 = {
+        2: [(3, 4, 2), (2, 3, 2)],
+        3: [(2, 3, 2), (2, 3, 2), (1, 1, 0)],
+    }[world][rank]
+    one = int(rank == 0)
+    return dict(zip(TRAINABLE, (of_5 * 4, of_7 * 4, of_7, of_7, of_7, one * 7, one, of_4, of_5), strict=True))
+
+
+def test_the_model_computes_with_the_look_ahead_inside_and_with_the_running_weights_after_it(processes, tmp_path):
+    first, second = snapshot(1), snapshot(2)
+    mean = {
+        name: torch.lerp(first[name], second[name], 0.25) if name in TRAINABLE or name == "head.weight" else tensor
+        for name, tensor in second.items()
+    }
+
+    def output(weights):
+        net = make_net().eval()
+        net.load_state_dict(weights)
+        with torch.no_grad():
+            return net(TOKENS).tolist()
+
+    # What is not trained stays as it is in the model; buffers are the ensemble's own.
+    ensemble = {**first, "wide.bias": second["wide.bias"]}
+    for rank in processes.run("fsdp_jobs.look_ahead", 2, tmp_path):
+        assert rank["look-ahead"] == output(mean)
+        assert rank["ensemble"] == rank["applied"] == output(ensemble)
+        for moment in ("running", "after the look-ahead", "after the ensemble", "after an error"):
+            assert rank[moment] == output(second), moment
+        assert rank["restored"]
+    assert output(mean) != output(second) != output(ensemble)
+
+
+@pytest.mark.parametrize(("dtype", "world"), [("bfloat16", 2), ("float32", 3)])
+def test_short_formats_are_averaged_in_float32(processes, tmp_path, dtype, world):
+    ranks = processes.run("fsdp_jobs.follow", world, tmp_path, dtype=dtype, compute="bfloat16")
+    expected, of = plain_walk(dtype=fsdp_jobs.DTYPES[dtype], run=in_bfloat16, buffers=torch.bfloat16)
+    for rank in ranks:
+        assert rank["dtypes"] == ["torch.float32"]
+        assert rank["outputs"] == expected["outputs"]
+        assert rank["histories"] == expected["histories"]
+        assert rank["restored"]
+    assert_same_weights(tmp_path, of)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_rank_pays_its_share_of_the_weights_for_the_average_and_once_more_while_swapped(processes, tmp_path, world):
+    share = 4 * (24 * 36 + 36 * 18) // world
+    for report in processes.run("fsdp_jobs.memory", world, tmp_path):
+        assert report == {"kept": share, "swapped": 2 * share}
+
+
+def test_a_sharded_training_run_decides_as_one_process_does(processes, tmp_path):
+    (expected,) = processes.run("fsdp_jobs.train", 1, tmp_path)
+    reports = processes.run("fsdp_jobs.train", 2, tmp_path)
+    assert {decision for decision, _ in expected["decisions"]} >= {"init", "soft", "hard"}
+    for report in reports:
+        assert report["decisions"] == reports[0]["decisions"]
+        assert [decision for decision, _ in report["decisions"]] == [decision for decision, _ in expected["decisions"]]
+        scores = [[score for _, score in of["decisions"] if score is not None] for of in (report, expected)]
+        assert scores[0] == pytest.approx(scores[1], rel=1e-3)
+    for name, weights in expected["final"].items():
+        torch.testing.assert_close(
+            torch.tensor(reports[0]["final"][name]), torch.tensor(weights), rtol=1e-2, atol=1e-3, msg=name
+        )
+
+
+@pytest.mark.parametrize("batchnorm", ["recalibrate", "average"])
+def test_batchnorm_statistics_follow_the_look_ahead_on_shards(processes, tmp_path, batchnorm):
+    # The ranks have different numbers of batches to recalibrate on: they stop together.
+    ranks = processes.run("fsdp_jobs.follow", 2, tmp_path, batchnorm=batchnorm)
+    expected, of = plain_walk(batchnorm=batchnorm, train_batches=[TOKENS[:6], TOKENS[4:]])
+    for rank in ranks:
+        assert rank["outputs"] == expected["outputs"]
+        assert rank["histories"] == expected["histories"]
+        assert rank["restored"]
+    assert_same_weights(tmp_path, of)
+
+
+# Saving
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (4, 2)])
+def test_a_run_goes_on_with_another_number_of_processes(processes, tmp_path, before, after):
+    processes.run("fsdp_jobs.follow", before, tmp_path, last=3, save=True, hybrid=before == 4)
+    assert_complete(tmp_path / "state", before)
+    (tmp_path / "after").mkdir()
+    (tmp_path / "state").rename(tmp_path / "after" / "state")
+    ranks = processes.run("fsdp_jobs.follow", after, tmp_path / "after", first=3, resume=True)
+    expected, of = plain_walk()
+    assert all(rank["histories"] == expected["histories"] for rank in ranks)
+    assert_same_weights(tmp_path / "after", of)
+
+
+def assert_complete(folder, world):
+    """One file per rank beside the index, and none of an earlier save."""
+    content = json.loads((folder / "state.json").read_text())
+    assert len(content["shards"]) == world
+    names = {file.name for file in folder.iterdir()}
+    assert names == {"average.safetensors", "state.json", *content["shards"]}
+    # Every row is in one file: of 5, 7 and 4 rows and single ones.
+    rows = [load_file(folder / name) for name in content["shards"]]
+    assert sum(len(part.get("aswa/averaged/embed.weight", ())) for part in rows) == 5
+    assert sum(len(part.get("ema/averaged/block.0.bias", ())) for part in rows) == 7
+    assert not any(key.startswith("aswa/buffers") for part in rows for key in part)
+    assert set(load_file(folder / "average.safetensors")) == {
+        f"{name}/buffers/block.1.{buffer}"
+        for name in ("aswa", "swa", "ema", "best", "last")
+        for buffer in ("running_mean", "running_var", "num_batches_tracked")
+    }
+
+
+def test_one_process_without_shards_goes_on_from_three_and_three_from_it(processes, tmp_path):
+    processes.run("fsdp_jobs.follow", 3, tmp_path, last=2, save=True)
+    of = strategies(make_net(), batchnorm="copy")
+    assert load_state(tmp_path / "state", of)["point"] == 2
+    walk(of["aswa"].model, of, range(2, 4))
+    save_state(tmp_path / "state", of, point=4)
+    assert sorted(file.name for file in (tmp_path / "state").iterdir()) == ["average.safetensors", "state.json"]
+    ranks = processes.run("fsdp_jobs.follow", 3, tmp_path, first=4, resume=True)
+    expected, plain = plain_walk()
+    assert all(rank["histories"] == expected["histories"] for rank in ranks)
+    assert_same_weights(tmp_path, plain)
+
+
+@pytest.mark.parametrize(
+    ("rank", "moment", "value"),
+    [
+        (0, "in its file", 1.0),
+        (1, "in its file", 1.0),
+        (1, "after its file", 1.0),
+        (0, "before the index counts", 1.0),
+        (0, "when the index counts", 2.0),
+    ],
+)
+def test_a_rank_killed_while_saving_leaves_the_old_state_or_the_new_one(processes, tmp_path, rank, moment, value):
+    ended = processes.run("fsdp_jobs.lose_a_rank", 2, tmp_path, rank=rank, moment=moment, fails=True)
+    assert ended[rank] == ["signal", 9]
+    assert ended[1 - rank][0] == "error"
+    assert fsdp_jobs.value_in(tmp_path / "state") == value
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_disk_that_is_full_for_one_rank_is_an_error_on_all_and_leaves_the_old_state(processes, tmp_path, rank):
+    reports = processes.run("fsdp_jobs.run_out_of_space", 2, tmp_path, rank=rank)
+    for report in reports:
+        assert "could not be saved" in report["error"]
+        assert report["unchanged"]
+        assert (report["loaded"], report["then"]) == (1.0, 3.0)
+    assert "File too large" in reports[rank]["error"]
+    assert "another process could not write its part" in reports[1 - rank]["error"]
+
+
+def test_a_missing_shard_is_named(processes, tmp_path):
+    processes.run("fsdp_jobs.follow", 2, tmp_path, last=2, save=True)
+    content = json.loads((tmp_path / "state" / "state.json").read_text())
+    (tmp_path / "state" / content["shards"][1]).unlink()
+    of = strategies(make_net(), batchnorm="copy")
+    with pytest.raises(FileNotFoundError, match=rf"{content['shards'][1]} of one of them is missing.*processes share"):
+        load_state(tmp_path / "state", of)
+    assert of["aswa"].members == 0
+
+
+def test_a_state_dict_holds_dtensors_and_whole_tensors_are_taken_too(processes, tmp_path):
+    for report in processes.run("fsdp_jobs.states", 2, tmp_path):
+        error = report.pop("error")
+        assert report.pop("shape") == [5, 4]
+        assert all(report.values()), report
+        assert "'embed.weight' is (3, 4) in the saved state but (5, 4) in the model" in error
+
+
+# What is not supported
+
+
+def test_other_ways_to_split_weights_are_refused(processes, tmp_path):
+    for errors in processes.run("fsdp_jobs.refuse", 2, tmp_path):
+        assert "FSDP1" in errors["FSDP1"]
+        assert "fully_shard" in errors["FSDP1"]
+        assert "Shard(dim=1)" in errors["tensor parallel"]
+        assert "has not been called on" in errors["tensor parallel"]
+        assert "Shard(dim=1)" in errors["columns"]
+        assert "other shard dimensions are not supported" in errors["columns"]
+
+
+def test_deepspeed_is_refused_and_what_to_use_is_named():
+    engine = type("DeepSpeedEngine", (nn.Module,), {"__module__": "deepspeed.runtime.engine"})()
+    engine.module = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"DeepSpeed's DeepSpeedEngine.*Use FSDP2 .*fully_shard.* or DDP"):
+        ASWA(engine)
+    model = nn.Linear(2, 2)
+    model.weight.ds_id = 0
+    with pytest.raises(ValueError, match=r"'weight' is split by DeepSpeed ZeRO-3.*Use FSDP2"):
+        ASWA(model)
