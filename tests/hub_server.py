@@ -163,18 +163,18 @@ class HubServer(HubApi):
 
     # What the connections below ask for.
 
-    def take_faults(self, step: str, method: str, path: str) -> dict[str, Fault]:
-        """The faults that happen to this request, at most one of each kind."""
-        taken: dict[str, Fault] = {}
+    def take_faults(self, step: str, method: str, path: str) -> tuple[float, Fault | None]:
+        """The delay that happens to this request, and the failure or cut: of several, the one asked for first."""
+        taken: dict[bool, Fault] = {}
         with self._lock:
             for fault in list(self.faults):
                 here = fault.what == step or (fault.what in path and fault.what not in STEPS)
-                if here and fault.method in (None, method) and fault.kind not in taken:
-                    taken[fault.kind] = fault
+                if here and fault.method in (None, method) and (fault.kind == "delay") not in taken:
+                    taken[fault.kind == "delay"] = fault
                     fault.times -= 1
                     if fault.times < 1:
                         self.faults.remove(fault)
-        return taken
+        return taken[True].seconds if True in taken else 0.0, taken.get(False)
 
     def wait(self, seconds: float) -> None:
         self._closing.wait(seconds)
@@ -202,18 +202,20 @@ class Connection(BaseHTTPRequestHandler):
         hub, url = self.server.hub, urlsplit(self.path)
         step, parts = self.route(url.path)
         authorization = self.headers.get("Authorization")
-        faults = hub.take_faults(step, self.command, unquote(url.path))
-        if "delay" in faults:
-            hub.wait(faults["delay"].seconds)
-        cut, fail = faults["cut"].when if "cut" in faults else None, faults.get("fail")
+        seconds, fault = hub.take_faults(step, self.command, unquote(url.path))
+        hub.wait(seconds)
+        cut = fault.when if fault and fault.kind == "cut" else None
+        fail = fault if fault and fault.kind == "fail" else None
 
         def note(status: int | None) -> None:
             hub.log.append(Request(self.command, self.path, step, authorization is not None, status))
 
+        body = (
+            self.read_body()
+        )  # also before a cut: what is left unread would make the client's error a matter of luck
         if cut == "before":
             note(None)
             return self.hang_up()
-        body = self.read_body()
         try:
             if fail and fail.when == "before":
                 raise HubError(fail.status, fail.message)
