@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, get_token
+from huggingface_hub import CommitOperationAdd, HfApi, get_token
 
 from aswa_hf.card import CONFIG, PICTURE, RESULTS, TRAJECTORY, read_card_data, render
 from aswa_hf.files import write_text
@@ -115,7 +115,7 @@ def push_to_hub(
             url = str(api.create_repo(repo_id, private=private, exist_ok=True))
         # Files that are there already are not sent again, and without any change there is no second commit.
         with _step("upload the files and commit them", repo_id, run, token):
-            api.upload_folder(repo_id=repo_id, folder_path=folder, revision=revision, commit_message=commit_message)
+            _commit(api, repo_id, folder, revision, commit_message)
         if tag is not None:
             with _step(f"create the tag {tag}", repo_id, run, token):
                 api.create_tag(repo_id, tag=tag, revision=revision, exist_ok=True)
@@ -123,14 +123,15 @@ def push_to_hub(
             with _step(f"push the running weights to the branch {RUNNING_BRANCH}", repo_id, run, token):
                 api.create_branch(repo_id, branch=RUNNING_BRANCH, exist_ok=True)
                 shutil.copyfile(checkpoint / WEIGHTS, folder / WEIGHTS)
-                api.upload_folder(
-                    repo_id=repo_id,
-                    folder_path=folder,
-                    revision=RUNNING_BRANCH,
-                    commit_message="Running model's last weights",
-                    ignore_patterns=[CARD],
-                )
+                (folder / CARD).unlink()
+                _commit(api, repo_id, folder, RUNNING_BRANCH, "Running model's last weights")
     return url
+
+
+def _commit(api: HfApi, repo_id: str, folder: Path, revision: str | None, message: str) -> None:
+    # Not upload_folder, which may make several commits of one folder.
+    files = [CommitOperationAdd(file.name, file) for file in sorted(folder.iterdir())]
+    api.create_commit(repo_id, files, commit_message=message, revision=revision)
 
 
 def last_checkpoint(run: Path) -> Path:
