@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from aswa_hf.averaging import WeightAverage
+from aswa_hf.ensembles import FGE, PredictionEnsemble
 from aswa_hf.strategies import ASWA, EMA, SWA, BestCheckpoint, LastCheckpoint
 from aswa_hf.trajectory import Decision, Trajectory
 
@@ -16,7 +17,9 @@ __all__ = [
     "BestCheckpoint",
     "Decision",
     "EMA",
+    "FGE",
     "LastCheckpoint",
+    "PredictionEnsemble",
     "SWA",
     "Trajectory",
     "WeightAverage",

@@ -195,7 +195,14 @@ def _forward(model: nn.Module, batch: Any) -> Any:
 
 
 def _logits(output: Any) -> Tensor:
-    return output if isinstance(output, Tensor) else output["logits"]
+    if isinstance(output, Mapping):
+        output = output.get("logits")
+    if not isinstance(output, Tensor):
+        raise TypeError(
+            f"The model gave a {type(output).__name__}, expected a tensor of logits, or an output with logits. Pass "
+            "forward=lambda model, batch: … that picks them."
+        )
+    return output
 
 
 def _in_memory(state: State, step: int) -> State:

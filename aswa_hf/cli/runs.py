@@ -1,10 +1,13 @@
-"""A run folder: the ensemble as a loadable model, checkpoints, trajectory, log and results."""
+"""A run folder: the ensemble as a loadable model, checkpoints, settings, trajectory, log and results."""
 
 from __future__ import annotations
 
 import json
+import math
+import os
 import shlex
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,15 +15,29 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
-from transformers import TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from aswa_hf.checkpoint import library_versions
+from aswa_hf.cli.progress import narrated
 from aswa_hf.files import write_text
+from aswa_hf.rng import preserved_rng
+from aswa_hf.shadows import why_empty
 from aswa_hf.strategy import Strategy
+from aswa_hf.trainer import ASWACallback
 from aswa_hf.trainer_files import TRAJECTORY_FILE
-from aswa_hf.trajectory import plot_trajectories
+from aswa_hf.trajectory import encode_number, plot_trajectories
 
-RESULTS, LOG, PICTURE = "results.json", "train.log", "trajectory.png"
+RESULTS, LOG, PICTURE, SETTINGS = "results.json", "train.log", "trajectory.png", "settings.json"
+
+
+def is_main_process() -> bool:
+    """Whether this is the process that prints and writes, of those that a launcher started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def run_console() -> Console:
+    """The terminal, for the main process alone."""
+    return Console(quiet=not is_main_process())
 
 
 def checked_folder(output_dir: Path, resume: bool) -> str | None:
@@ -41,10 +58,66 @@ def last_whole_checkpoint(folder: Path) -> str | None:
     return str(max(whole, key=lambda path: int(path.name.rpartition("-")[2]))) if whole else None
 
 
-def save_every_tenth(args: TrainingArguments, examples: int) -> None:
+def epochs_done(checkpoint: str | None) -> float:
+    """After how many epochs a checkpoint was written."""
+    if checkpoint is None:
+        return 0
+    return float(json.loads((Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8"))["epoch"])
+
+
+def keep_settings(output_dir: Path, settings: Mapping[str, Any], checkpoint: str | None) -> None:
+    """Writes down with which options a run is begun; to be resumed, it must be given the same ones."""
+    settings = {**settings, "num_processes": int(os.environ.get("WORLD_SIZE", "1"))}
+    path = output_dir / SETTINGS
+    if checkpoint is not None:
+        _check_settings(path, json.loads(json.dumps(settings)), checkpoint)
+    if is_main_process():
+        output_dir.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(settings, indent=2) + "\n")
+
+
+def _check_settings(path: Path, new: dict[str, Any], checkpoint: str) -> None:
+    if not path.exists():
+        raise ValueError(
+            f"--resume: {path} is missing, so it cannot be told whether the run was begun with the same options. It "
+            "is a run of an older version; start it anew in another --output-dir."
+        )
+    try:
+        old = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"--resume: {path} is not a JSON file ({error}).") from None
+    differences = [
+        f"--{name.replace('_', '-')} was {old.get(name)}, is {new.get(name)}"
+        for name in dict.fromkeys([*old, *new])
+        if name != "epochs" and old.get(name) != new.get(name)
+    ]
+    if differences:
+        raise ValueError(
+            f"--resume: these are not the options of the run in {path.parent}: {'; '.join(differences)}. Give the old "
+            "ones, or start anew in another --output-dir."
+        )
+    if new["epochs"] < epochs_done(checkpoint):
+        raise ValueError(
+            f"--resume: the run in {path.parent} is at epoch {epochs_done(checkpoint):g}, so it cannot end after "
+            f"--epochs {new['epochs']}."
+        )
+
+
+def check_processes(args: TrainingArguments) -> None:
+    """Refuses processes that were started together but do not train together: they would write the same files."""
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if started != args.world_size:
+        raise ValueError(
+            f"{started} processes were started, but each trains alone. On CPUs set ACCELERATE_USE_CPU=true, or start "
+            "a single process."
+        )
+
+
+def save_every_tenth(trainer: Trainer) -> None:
     """About ten checkpoints a run, each at the end of an epoch: the evaluations cost more than a lost tenth."""
-    steps_per_epoch = -(-examples // args.per_device_train_batch_size)
-    args.save_steps = steps_per_epoch * max(1, int(args.num_train_epochs) // 10)
+    with preserved_rng():
+        steps_per_epoch = len(trainer.get_train_dataloader())
+    trainer.args.save_steps = steps_per_epoch * max(1, int(trainer.args.num_train_epochs) // 10)
 
 
 class LogFile(TrainerCallback):
@@ -54,15 +127,60 @@ class LogFile(TrainerCallback):
         self.path = path
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
+        if args.should_save:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(encode_number({"step": state.global_step, **logs}), allow_nan=False) + "\n")
+
+
+def train_and_evaluate(
+    trainer: Trainer,
+    callback: ASWACallback,
+    checkpoint: str | None,
+    evaluate: Callable[[str], dict[str, float]],
+    console: Console,
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """Trains, saves the model at the root of the run folder, and gives each strategy's metrics, and the seconds."""
+    check_processes(trainer.args)
+    save_every_tenth(trainer)
+    folder = Path(trainer.args.output_dir)
+    trainer.add_callback(callback)
+    trainer.add_callback(LogFile(folder / LOG))
+    start = time.perf_counter()
+    with narrated(trainer, callback, console, show="changes"):
+        trainer.train(resume_from_checkpoint=checkpoint)
+    trained = time.perf_counter()
+    _refuse_useless_weights(callback, trainer)
+    if trainer.args.should_save:
+        for part in (trainer.model, trainer.processing_class):
+            if part is not None:
+                part.save_pretrained(folder)
+    results = evaluate_strategies(callback.strategies, evaluate, console)
+    return results, {"train": trained - start, "evaluate": time.perf_counter() - trained}
+
+
+def _refuse_useless_weights(callback: ASWACallback, trainer: Trainer) -> None:
+    """An error if the run has not come to the weights it is to ship."""
+    shipped = str(callback.apply)
+    if callback.strategies[shipped].members == 0:
+        reason = why_empty(callback.strategies[shipped], callback.score.label, "the run had no decision point")
+    elif not all(parameter.isfinite().all() for parameter in trainer.model.parameters()):
+        reason = "they are not finite numbers"
+    else:
+        return
+    raise ValueError(
+        f"Training ended without {shipped} weights to save: {reason}. Choose a smaller --lr, more --epochs or other "
+        "--strategies."
+    )
 
 
 def evaluate_strategies(
     strategies: Mapping[str, Strategy], evaluate: Callable[[str], dict[str, float]], console: Console
 ) -> dict[str, Any]:
-    """The metrics of each strategy's weights on the validation and the test split."""
+    """The metrics of each strategy's weights on the validation and the test split, if it has any weights."""
     results: dict[str, Any] = {}
+    for name in [name for name, strategy in strategies.items() if strategy.members == 0]:
+        console.print(f"{name} has taken no snapshot and is left out.")
+    strategies = {name: strategy for name, strategy in strategies.items() if strategy.members}
     columns = TextColumn("evaluating {task.description}"), BarColumn(), MofNCompleteColumn()
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=2 * len(strategies))
@@ -80,24 +198,29 @@ def write_results(
     output_dir: Path, results: dict[str, Any], seconds: dict[str, float], **about: Any
 ) -> dict[str, Any]:
     """Writes what came of a run to results.json and into the trajectory file, and gives it."""
-    content = {
-        **about,
-        "strategies": results,
-        "seconds": seconds,
-        "versions": library_versions(),
-        "command": shlex.join(["aswa-hf", *sys.argv[1:]]),
-    }
-    write_text(output_dir / RESULTS, json.dumps(content, indent=2) + "\n")
-    # The trajectory file tells everything of the run: a card is made of it alone.
-    trajectory = json.loads((output_dir / TRAJECTORY_FILE).read_text(encoding="utf-8"))
-    write_text(output_dir / TRAJECTORY_FILE, json.dumps(trajectory | {"run": content}, indent=2) + "\n")
+    content: dict[str, Any] = encode_number(
+        {
+            **about,
+            "strategies": results,
+            "seconds": seconds,
+            "versions": library_versions(),
+            "command": shlex.join(["aswa-hf", *sys.argv[1:]]),
+        }
+    )
+    if is_main_process():
+        write_text(output_dir / RESULTS, json.dumps(content, indent=2, allow_nan=False) + "\n")
+        # The trajectory file tells everything of the run: a card is made of it alone.
+        trajectory = json.loads((output_dir / TRAJECTORY_FILE).read_text(encoding="utf-8"))
+        text = json.dumps(trajectory | {"run": content}, indent=2, allow_nan=False)
+        write_text(output_dir / TRAJECTORY_FILE, text + "\n")
     return content
 
 
 def draw(output_dir: Path, strategies: Mapping[str, Strategy], metric: str, title: str) -> None:
     """The picture of a run: the validation scores of all strategies."""
-    trajectories = {name: strategy.trajectory for name, strategy in strategies.items()}
-    plot_trajectories(trajectories, output_dir / PICTURE, metric=metric, title=title)
+    if is_main_process():
+        trajectories = {name: strategy.trajectory for name, strategy in strategies.items()}
+        plot_trajectories(trajectories, output_dir / PICTURE, metric=metric, title=title)
 
 
 def results_table(
@@ -111,7 +234,8 @@ def results_table(
     table = Table(title=title)
     for column in ("strategy", f"validation {label}", *(f"test {name}" for name in metrics)):
         table.add_column(column, justify="left" if column == "strategy" else "right")
-    best = max(result["test"][metrics[0]] for result in results.values())
+    scores = [result["test"][metrics[0]] for result in results.values()]
+    best = max((score for score in scores if math.isfinite(score)), default=None)
     for name, result in results.items():
         test = [shown(result["test"][metric]) for metric in metrics]
         style = "bold" if result["test"][metrics[0]] == best else None

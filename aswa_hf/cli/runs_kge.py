@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from transformers import set_seed
 
-from aswa_hf.cli.progress import narrated
 from aswa_hf.cli.runs import (
-    LOG,
-    LogFile,
     checked_folder,
     draw,
-    evaluate_strategies,
+    keep_settings,
     results_table,
-    save_every_tenth,
+    run_console,
+    train_and_evaluate,
     write_results,
 )
 from aswa_hf.kge import (
@@ -49,7 +45,7 @@ def train_kge(
     resume: bool,
 ) -> dict[str, Any]:
     """Trains a link predictor and fills its run folder; gives what results.json holds."""
-    console = Console()
+    console = run_console()
     checkpoint = checked_folder(output_dir, resume)
     kg = load_kg(dataset)
     console.print(f"{kg}")
@@ -66,23 +62,25 @@ def train_kge(
         save_total_limit=1,
     )
     trainer = KGETrainer(model, args, kg, scheme=scheme)
-    save_every_tenth(args, len(trainer.train_dataset))
     callback = ASWACallback(trainer, metric="mrr", strategies=strategies, apply=strategies[0])
-    trainer.add_callback(callback)
-    trainer.add_callback(LogFile(output_dir / LOG))
-
-    start = time.perf_counter()
-    with narrated(trainer, callback, console, show="changes"):
-        trainer.train(resume_from_checkpoint=checkpoint)
-    seconds = {"train": time.perf_counter() - start}
-    model.save_pretrained(output_dir)
-    kg.vocab.save_pretrained(output_dir)
-
-    start = time.perf_counter()
-    results = evaluate_strategies(
-        callback.strategies, lambda split: evaluate_link_prediction(model, kg, split), console
+    triples = {split: len(kg[split]) for split in kg}
+    settings = {
+        "dataset": {"name": kg.name, **triples},
+        "model": scorer,
+        "dim": dim,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "lr": lr,
+        "scheme": scheme,
+        "p": p,
+        "q": q,
+        "strategies": strategies,
+        "seed": seed,
+    }
+    keep_settings(output_dir, settings, checkpoint)
+    results, seconds = train_and_evaluate(
+        trainer, callback, checkpoint, lambda split: evaluate_link_prediction(model, kg, split), console
     )
-    seconds["evaluate"] = time.perf_counter() - start
     content = write_results(
         output_dir,
         results,
@@ -93,7 +91,7 @@ def train_kge(
         seed=seed,
         epochs=epochs,
         dim=dim,
-        triples={split: len(kg[split]) for split in kg},
+        triples=triples,
         example=_example(LinkPredictor(model, kg.vocab), kg),
     )
     draw(output_dir, callback.strategies, "MRR", f"{type(model).__name__} on {kg.name}")

@@ -15,6 +15,10 @@ def _kinds() -> None:
     """Train a model, shadowed by several averaging strategies."""
 
 
+def _names(strategies: str) -> list[str]:
+    return [name.strip() for name in strategies.split(",")]
+
+
 @train.command()
 def kge(
     dataset: Annotated[str, typer.Option(help="countries[-s1|-s2|-s3], a folder of triples, or a Hub dataset.")],
@@ -22,7 +26,7 @@ def kge(
     model: Annotated[str, typer.Option(help="distmult, complex, qmult, keci, rescal or tucker.")] = "complex",
     dim: Annotated[int, typer.Option(min=1, help="Real numbers per entity.")] = 128,
     epochs: Annotated[int, typer.Option(min=1, help="How long to train.")] = 256,
-    batch_size: Annotated[int, typer.Option(min=1, help="Queries (or triples) per step.")] = 1024,
+    batch_size: Annotated[int, typer.Option(min=1, help="Queries (or triples) per step and process.")] = 1024,
     lr: Annotated[float, typer.Option(min=0, help="Learning rate of Adam.")] = 0.1,
     scheme: Annotated[str, typer.Option(help="kvsall, 1vsall or negative_sampling.")] = "kvsall",
     p: Annotated[int, typer.Option(min=0, help="Keci: base vectors that square to +1.")] = 0,
@@ -48,7 +52,7 @@ def kge(
         scheme=scheme,
         p=p,
         q=q,
-        strategies=strategies.split(","),
+        strategies=_names(strategies),
         seed=seed,
         resume=resume,
     )
@@ -61,8 +65,10 @@ def image(
     model: Annotated[str, typer.Option(help="A timm model; also vgg16_bn_cifar, …")] = "preresnet20_cifar",
     recipe: Annotated[str | None, typer.Option(help="vgg16, wrn28_10, … (the model's).")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="How long to train (as the recipe says).")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Images per step (as the recipe says).")] = None,
-    lr: Annotated[float | None, typer.Option(min=0, help="First learning rate of SGD (the recipe's).")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Images per step and process (recipe).")] = None,
+    lr: Annotated[
+        float | None, typer.Option(min=0, help="First rate of SGD (recipe); SWA's and FGE's follow.")
+    ] = None,
     strategies: Annotated[str, typer.Option(help="Which to keep, the first to ship.")] = "aswa,swa,ema,best,last",
     fge: Annotated[bool, typer.Option("--fge", help="Fast Geometric Ensembling too.")] = False,
     fge_cycle: Annotated[float | None, typer.Option(min=0, help="Epochs between FGE's snapshots (recipe).")] = None,
@@ -89,7 +95,7 @@ def image(
         epochs=epochs,
         batch_size=batch_size,
         lr=lr,
-        strategies=strategies.split(","),
+        strategies=_names(strategies),
         fge=fge,
         fge_cycle=fge_cycle,
         image_size=image_size,

@@ -124,12 +124,15 @@ def save_timm(
         )
 
 
-def save_tensors(state: Mapping[str, Tensor], path: Path) -> None:
-    """Writes weights under timm's names in one piece."""
-    # safetensors refuses memory that is strided (channels last) or shared.
-    tensors = {
-        name.removeprefix("timm_model."): tensor.detach().to("cpu", memory_format=torch.contiguous_format).contiguous()
-        for name, tensor in state.items()
-    }
+def save_tensors(state: Mapping[str, Tensor], path: Path, **about: str) -> None:
+    """Writes weights under timm's names in one piece, with what there is to tell about them."""
+    # safetensors refuses memory that is strided (channels last) or shared (tied weights).
+    tensors: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in state.items():
+        tensor = tensor.detach().to("cpu", memory_format=torch.contiguous_format).contiguous()
+        memory = tensor.untyped_storage().data_ptr()
+        tensors[name.removeprefix("timm_model.")] = tensor.clone() if memory in seen else tensor
+        seen.add(memory)
     with replacing(path) as temporary:
-        save_file(tensors, temporary, metadata={"format": "pt"})
+        save_file(tensors, temporary, metadata={"format": "pt"} | about)

@@ -70,10 +70,22 @@ def load_cifar(
     The validation images are drawn from the training split, of every class its share and at least one. The same seed
     draws the same images, whatever `train_size` is: that many of the others are kept for training, drawn likewise.
     """
-    if isinstance(val_ratio, bool) or not 0 < val_ratio < 1:
-        raise ValueError(f"val_ratio is {val_ratio}. Expected the share of validation images, between 0 and 1.")
+    check_ratio(val_ratio)
     source = _read(name_or_path, revision, cache_dir)
     splits = _same_classes({split: _two_columns(source[split], label) for split in ("train", "test")})
+    return hold_out(splits, val_ratio, seed, train_size=train_size)
+
+
+def check_ratio(val_ratio: float) -> None:
+    """Refuses what is no share of the training images."""
+    if isinstance(val_ratio, bool) or not 0 < val_ratio < 1:
+        raise ValueError(f"val_ratio is {val_ratio}. Expected the share of validation images, between 0 and 1.")
+
+
+def hold_out(
+    splits: Mapping[str, Dataset], val_ratio: float, seed: int = 0, *, train_size: int | None = None
+) -> DatasetDict:
+    """The train split parted into train and validation, of every class its share; the test split as it is."""
     ids = {split: np.asarray(dataset.with_format("numpy")["label"][:]) for split, dataset in splits.items()}
     counts = _check_classes(ids, splits["train"].features["label"].names)
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+from aswa_hf.distributed import wait_for_all
 from aswa_hf.ensembles import FGE, State
 from aswa_hf.rng import preserved_rng
 from aswa_hf.vision.classifier import save_tensors
@@ -55,7 +56,10 @@ def chosen_precision(precision: str, use_cpu: bool = False) -> str:
 def image_arguments(
     output_dir: str | Path, recipe: Recipe, *, precision: str = "auto", **options: Any
 ) -> TrainingArguments:
-    """The Trainer's arguments for a recipe, which `options` replace; mixed precision where the device has it."""
+    """The Trainer's arguments for a recipe, which `options` replace; mixed precision where the device has it.
+
+    The recipe's batch is that of one process, as always with the Trainer: several processes see as many per step.
+    """
     precision = chosen_precision(precision, bool(options.get("use_cpu")))
     defaults: dict[str, Any] = {
         "num_train_epochs": recipe.epochs,
@@ -79,14 +83,19 @@ def image_arguments(
 class ImageTrainer(Trainer):
     """A Trainer for image classifiers: SGD with momentum, the SWA paper's schedule, channels last, accuracy.
 
-    The datasets give finished batches of `pixel_values` and `labels`, as `ImageTensors` does.
+    The datasets give finished batches of `pixel_values` and `labels`, as `ImageTensors` does. Where `args` say another
+    learning rate than the recipe, all its rates follow in proportion.
     """
 
     optimizer: torch.optim.Optimizer | None
     lr_scheduler: LRScheduler | None
 
     def __init__(self, model: nn.Module, args: TrainingArguments, recipe: Recipe, **options: Any):
-        self.recipe = recipe
+        if args.n_gpu > 1:
+            raise ValueError(
+                f"One process is to use {args.n_gpu} GPUs. Start one each: accelerate launch --multi_gpu …"
+            )
+        self.recipe = recipe.at_rate(args.learning_rate)
         model.to(memory_format=torch.channels_last)
         super().__init__(model, args, **({"data_collator": as_it_is, "compute_metrics": accuracy} | options))
 
@@ -115,7 +124,7 @@ class ImageTrainer(Trainer):
 
 
 class SaveWeights(TrainerCallback):
-    """Puts the running weights after `epoch` epochs into a file, for FGE to set out from."""
+    """Puts the running weights after `epoch` epochs into a file that tells the epoch, for FGE to set out from."""
 
     def __init__(self, path: Path, epoch: int):
         self.path = path
@@ -123,34 +132,30 @@ class SaveWeights(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         # Not at the end of the epoch, which comes after its checkpoint: a run killed in between would not come by.
-        if args.should_save and state.global_step * state.num_train_epochs == state.max_steps * self.epoch:
+        if state.global_step * state.num_train_epochs != state.max_steps * self.epoch:
+            return
+        if args.should_save:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            save_tensors(model.state_dict(), self.path)
+            save_tensors(model.state_dict(), self.path, epoch=str(self.epoch))
+        wait_for_all()
 
 
 class FGETrainer(ImageTrainer):
     """Fast Geometric Ensembling from the weights now in `model`, for as many epochs as `args` say.
 
     Each snapshot becomes a file in `args.output_dir`; `fge.ensemble()` reads them one at a time. The optimizer
-    starts with no momentum.
+    starts with no momentum. A resumed run takes the snapshots up to its checkpoint from there.
     """
 
     def __init__(self, model: nn.Module, args: TrainingArguments, recipe: Recipe, **options: Any):
         super().__init__(model, args, recipe, **options)
+        steps_per_epoch = -(-len(self.get_train_dataloader()) // args.gradient_accumulation_steps)
         # A cycle of an odd number of steps has no middle.
-        cycle = max(2, 2 * int(recipe.fge_cycle * len(self.get_train_dataloader()) / 2 + 1e-9))
-        rates = {"high": recipe.fge_high, "low": recipe.fge_low}
+        cycle = max(2, 2 * int(recipe.fge_cycle * steps_per_epoch / 2 + 1e-9))
+        rates = {"high": self.recipe.fge_high, "low": self.recipe.fge_low}
         self.fge = FGE(model, self.create_optimizer(), cycle=cycle, keep=self._keep, **rates)
         self.lr_scheduler = self.fge.schedule
-        self.add_callback(_Collect(self.fge))
-
-    def train(self, resume_from_checkpoint: str | None = None, **options: Any) -> Any:
-        """Trains on, from a checkpoint if one is named."""
-        if resume_from_checkpoint is not None:
-            done = int(Path(resume_from_checkpoint).name.rpartition("-")[2])
-            taken = range(self.fge.cycle // 2, done + 1, self.fge.cycle)
-            self.fge.snapshots = {step: partial(load_file, self._file(step)) for step in taken}
-        return super().train(resume_from_checkpoint, **options)
+        self.add_callback(_Collect(self.fge, self._file))
 
     def _file(self, step: int) -> Path:
         return Path(self.args.output_dir) / f"snapshot-{step}.safetensors"
@@ -159,14 +164,27 @@ class FGETrainer(ImageTrainer):
         if self.args.should_save:
             self._file(step).parent.mkdir(parents=True, exist_ok=True)
             save_tensors(state, self._file(step))
+        wait_for_all()  # another process may read it
         return partial(load_file, self._file(step))
 
 
 class _Collect(TrainerCallback):
-    """Lets FGE take its snapshots."""
+    """Lets FGE take its snapshots, and find those it has taken before the checkpoint of a resumed run."""
 
-    def __init__(self, fge: FGE):
+    def __init__(self, fge: FGE, file: Callable[[int], Path]):
         self.fge = fge
+        self.file = file
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # Steps of the scheduler: with fp16 the Trainer counts some that were none.
+        done = self.fge.schedule.last_epoch
+        taken = {step: self.file(step) for step in range(self.fge.cycle // 2, done + 1, self.fge.cycle)}
+        if missing := [path for path in taken.values() if not path.exists()]:
+            raise FileNotFoundError(
+                f"FGE resumes after {done} steps in cycles of {self.fge.cycle}, but {missing[0]} is missing. Resume "
+                "with the cycle and the batches of the run that wrote the checkpoint, or start anew."
+            )
+        self.fge.snapshots = {step: partial(load_file, path) for step, path in taken.items()}
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.fge.collect()
