@@ -2,11 +2,13 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from ddp_run import free_port
 
 from aswa_hf.cli import main
 from aswa_hf.trajectory import load_trajectories
@@ -96,10 +98,113 @@ def test_a_link_predictor_is_trained_evaluated_asked_and_resumed(run_here, tmp_p
 
     status, _, errors = run_here(*train, "--epochs", "20")
     assert (status, "run holds a run already" in errors) == (1, True)
+    status, _, errors = run_here(*train, "--epochs", "24", "--lr", "0.2", "--dim", "8", "--seed", "1", "--resume")
+    assert (status, "--dim was 16, is 8; --lr was 0.1, is 0.2; --seed was 0, is 1." in errors) == (1, True)
+    status, _, errors = run_here(*train, "--epochs", "19", "--resume")
+    assert (status, "is at epoch 20, so it cannot end after --epochs 19" in errors) == (1, True)
     status, _, errors = run_here(*train, "--epochs", "24", "--resume")
     assert status == 0, errors
     trajectories, _ = load_trajectories(folder / "aswa_trajectory.json")
     assert len(trajectories["aswa"]) == 24
+    (folder / "settings.json").unlink()
+    status, _, errors = run_here(*train, "--epochs", "24", "--resume")
+    assert (status, "settings.json is missing" in errors, "older version" in errors) == (1, True, True)
+
+
+def strict(text):
+    """JSON without the numbers that are none."""
+    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_a_diverged_run_is_one_line_and_saves_no_weights(run_here, tmp_path):
+    train = ("train", "kge", "--dataset", "countries", "--dim", "8", "--epochs", "2", "--lr", "1e30")
+    for strategies, reason in [("aswa,last", "no decision point had a finite mrr"), ("last", "not finite numbers")]:
+        folder = tmp_path / strategies
+        status, _, errors = run_here(*train, "--strategies", strategies, "--output-dir", str(folder))
+        assert status == 1
+        assert errors.strip().splitlines()[-1].startswith("aswa-hf: Training ended without")
+        assert reason in errors.strip().splitlines()[-1]
+        assert not (folder / "model.safetensors").exists()
+        assert not (folder / "results.json").exists()
+        logs = [strict(line) for line in (folder / "train.log").read_text().splitlines()]
+        assert "nan" in [log.get("eval_mrr") for log in logs]
+
+
+def test_numbers_that_are_none_and_strategies_without_weights_do_not_spoil_the_results(tmp_path):
+    from rich.console import Console
+    from torch import nn
+
+    from aswa_hf import BestCheckpoint, LastCheckpoint
+    from aswa_hf.cli.runs import evaluate_strategies, results_table, write_results
+
+    model = nn.Linear(1, 1)
+    strategies = {"best": BestCheckpoint(model), "last": LastCheckpoint(model)}
+    for strategy in strategies.values():
+        with pytest.warns(UserWarning, match="running model is nan"):
+            strategy.update(running_score=float("nan"))
+    found = evaluate_strategies(strategies, lambda split: {"mrr": float("nan")}, Console(quiet=True))
+    assert list(found) == ["last"]
+    (tmp_path / "aswa_trajectory.json").write_text("{}")
+    write_results(tmp_path, found, {"train": 1.0})
+    for content in (
+        strict((tmp_path / "results.json").read_text()),
+        strict((tmp_path / "aswa_trajectory.json").read_text())["run"],
+    ):
+        assert content["strategies"] == {"last": {"validation": {"mrr": "nan"}, "test": {"mrr": "nan"}}}
+    assert results_table(found, ("mrr",), title="", label="MRR").row_count == 1
+
+
+def test_two_processes_make_one_run_folder_and_one_output(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_addr", "127.0.0.1"]
+    command += ["--master_port", str(free_port()), "-m", "aswa_hf.cli", "train", "kge", "--dataset", "countries"]
+    command += ["--dim", "8", "--epochs", "20", "--batch-size", "130", "--strategies", "aswa,last"]
+    environment = os.environ | {"COLUMNS": "120", "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    result = subprocess.run(
+        [*command, "--output-dir", "run"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert result.stdout.count("Written to run") == 1
+    folder = tmp_path / "run"
+    assert json.loads((folder / "settings.json").read_text())["num_processes"] == 2
+    assert set(json.loads((folder / "results.json").read_text())["strategies"]) == {"aswa", "last"}
+    logs = [json.loads(line) for line in (folder / "train.log").read_text().splitlines()]
+    decided = [log["epoch"] for log in logs if "aswa/decision" in log]
+    assert decided == [float(epoch) for epoch in range(1, 21)]
+    (checkpoint,) = folder.glob("checkpoint-*/trainer_state.json")
+    state = json.loads(checkpoint.read_text())
+    assert state["save_steps"] * 10 == state["max_steps"] == state["global_step"]  # every second epoch
+
+
+def test_processes_that_do_not_train_together_are_refused(run_here, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    status, _, errors = run_here("train", "kge", "--dataset", "countries", "--dim", "8", "--output-dir", "run")
+    assert (status, "2 processes were started, but each trains alone" in errors) == (1, True)
+    assert not (tmp_path / "run" / "settings.json").exists()
+
+
+def test_fge_of_a_prolonged_run_sets_out_from_its_own_point(run_here, tmp_path):
+    command = ("train", "image", "--dataset", "digits", "--model", "test_resnet", "--image-size", "16", "--fge")
+    command += ("--train-size", "100", "--batch-size", "20", "--val-ratio", "0.2", "--strategies", "aswa")
+    status, _, errors = run_here(*command, "--epochs", "2", "--output-dir", "a")
+    assert status == 0, errors
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    for left in (tmp_path / "b" / "fge").iterdir():
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
+    for name in ("a", "b"):
+        status, _, errors = run_here(*command, "--epochs", "4", "--resume", "--output-dir", name)
+        assert status == 0, errors
+    prolonged, anew = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("a", "b"))
+    assert prolonged["strategies"] == anew["strategies"]
+    # Another cycle is another FGE, from the same point.
+    status, _, errors = run_here(*command, "--epochs", "4", "--fge-cycle", "1.6", "--resume", "--output-dir", "a")
+    assert status == 0, errors
+    longer = json.loads((tmp_path / "a" / "results.json").read_text())["strategies"]
+    assert longer["aswa"] == prolonged["strategies"]["aswa"]
+    # Five steps: the lowest rates of cycles of two are those of steps 1, 3 and 5, of a cycle of eight that of step 4.
+    assert (prolonged["strategies"]["fge"]["members"], longer["fge"]["members"]) == (3, 1)
+    # A run of five epochs would have had to keep the weights after the fourth.
+    status, _, errors = run_here(*command, "--epochs", "5", "--resume", "--output-dir", "a")
+    assert (status, "sets out from epoch 4, which this run is past" in errors) == (1, True)
 
 
 def test_an_image_classifier_is_trained_tested_with_every_strategy_and_loaded_by_both_libraries(run_here, tmp_path):
@@ -172,12 +277,10 @@ def test_a_killed_image_run_is_resumed_bit_identically(tmp_path):
     )
     assert run.returncode == 0, run.stderr[-3000:]
     straight, killed = (tmp_path / name for name in ("straight", "killed"))
-    for file in (
-        "model.safetensors",
-        "aswa_trajectory.json",
-        *(p.relative_to(straight) for p in straight.glob("fge/*.s*")),
-    ):
+    for file in ("model.safetensors", *(p.relative_to(straight) for p in straight.glob("fge/*.s*"))):
         assert (straight / file).read_bytes() == (killed / file).read_bytes(), file
+    histories = [load_trajectories(folder / "aswa_trajectory.json")[0] for folder in (straight, killed)]
+    assert histories[0] == histories[1]
     results = [json.loads((folder / "results.json").read_text())["strategies"] for folder in (straight, killed)]
     assert results[0] == results[1]
     assert len(list(killed.glob("fge/snapshot-*"))) == results[0]["fge"]["members"] == 3
@@ -193,6 +296,8 @@ def test_a_killed_image_run_is_resumed_bit_identically(tmp_path):
         ("train image --dataset nowhere --output-dir i", "nowhere"),
         ("train image --dataset digits --output-dir i --epochs 1 --fge", "needs --epochs 2 or more"),
         ("train image --dataset digits --output-dir i --epochs 5 --fge --fge-cycle 3", "the last 1 of 5 epochs"),
+        ("train image --dataset digits --output-dir i --epochs 5 --fge --fge-cycle 0", "above 0, got 0.0"),
+        ("train image --dataset digits --output-dir i --train-size 5000", "train_size is 5000. Expected at least 10"),
         ("train image --dataset digits --output-dir i --precision int4", "got 'int4'"),
         ("train image --dataset digits --output-dir i --resume", "no checkpoint in i"),
         ("train kge --dataset nowhere --output-dir a", "nowhere"),

@@ -65,14 +65,20 @@ def epochs_done(checkpoint: str | None) -> float:
     return float(json.loads((Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8"))["epoch"])
 
 
-def keep_settings(output_dir: Path, settings: Mapping[str, Any], checkpoint: str | None) -> None:
+def keep_settings(args: TrainingArguments, settings: Mapping[str, Any], checkpoint: str | None) -> None:
     """Writes down with which options a run is begun; to be resumed, it must be given the same ones."""
-    settings = {**settings, "num_processes": int(os.environ.get("WORLD_SIZE", "1"))}
-    path = output_dir / SETTINGS
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if started != args.world_size:  # and all of them would write the same files
+        raise ValueError(
+            f"{started} processes were started, but each trains alone. On CPUs set ACCELERATE_USE_CPU=true, or start "
+            "a single process."
+        )
+    settings = {**settings, "num_processes": started}
+    path = Path(args.output_dir) / SETTINGS
     if checkpoint is not None:
         _check_settings(path, json.loads(json.dumps(settings)), checkpoint)
     if is_main_process():
-        output_dir.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps(settings, indent=2) + "\n")
 
 
@@ -103,16 +109,6 @@ def _check_settings(path: Path, new: dict[str, Any], checkpoint: str) -> None:
         )
 
 
-def check_processes(args: TrainingArguments) -> None:
-    """Refuses processes that were started together but do not train together: they would write the same files."""
-    started = int(os.environ.get("WORLD_SIZE", "1"))
-    if started != args.world_size:
-        raise ValueError(
-            f"{started} processes were started, but each trains alone. On CPUs set ACCELERATE_USE_CPU=true, or start "
-            "a single process."
-        )
-
-
 def save_every_tenth(trainer: Trainer) -> None:
     """About ten checkpoints a run, each at the end of an epoch: the evaluations cost more than a lost tenth."""
     with preserved_rng():
@@ -140,7 +136,6 @@ def train_and_evaluate(
     console: Console,
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Trains, saves the model at the root of the run folder, and gives each strategy's metrics, and the seconds."""
-    check_processes(trainer.args)
     save_every_tenth(trainer)
     folder = Path(trainer.args.output_dir)
     trainer.add_callback(callback)

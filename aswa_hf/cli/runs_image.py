@@ -131,7 +131,7 @@ def train_image(
         "precision": chosen_precision(precision),
         "seed": seed,
     }
-    keep_settings(output_dir, settings, checkpoint)
+    keep_settings(args, settings, checkpoint)
 
     def evaluate(split: str) -> dict[str, float]:
         found = trainer.evaluate(images[split], metric_key_prefix=split)

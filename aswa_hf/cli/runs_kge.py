@@ -77,7 +77,7 @@ def train_kge(
         "strategies": strategies,
         "seed": seed,
     }
-    keep_settings(output_dir, settings, checkpoint)
+    keep_settings(args, settings, checkpoint)
     results, seconds = train_and_evaluate(
         trainer, callback, checkpoint, lambda split: evaluate_link_prediction(model, kg, split), console
     )
