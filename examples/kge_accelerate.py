@@ -22,7 +22,6 @@ from aswa_hf.kge import Keci, load_kg
 from aswa_hf.kge.ranking import rank_triples
 from aswa_hf.kge.training import training_examples
 from aswa_hf.loop import fit
-from aswa_hf.vision import as_it_is
 
 
 def main() -> None:
@@ -44,7 +43,7 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=options.lr)
     # All true tails of a query in one example (KvsAll); the dataset makes whole batches.
     examples = training_examples(kg, "kvsall", inverses=True)
-    loader = DataLoader(examples, options.batch_size, shuffle=True, collate_fn=as_it_is)
+    loader = DataLoader(examples, options.batch_size, shuffle=True, collate_fn=lambda batch: batch)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 
     # Each process ranks its share of the triples; the filter is made of all splits.

@@ -28,9 +28,6 @@ from training import ConvNet, image_data, weights_of
 
 from aswa_hf import checkpoint, loop, loop_setup, loop_state
 from aswa_hf.averaging import unwrap
-from aswa_hf.kge import Keci, evaluate_link_prediction, load_kg
-from aswa_hf.kge.training import training_examples
-from aswa_hf.vision import as_it_is
 
 STRATEGIES = ("aswa", "swa", "ema", "best", "last")
 
@@ -52,6 +49,10 @@ class Noisy(Dataset[dict[str, Tensor]]):
         if self.noise:
             images = images + self.noise * torch.randn_like(images)
         return {"pixel_values": images, "labels": self.labels[rows]}
+
+
+def as_it_is(batch: Any) -> Any:
+    return batch
 
 
 class Plain(nn.Module):
@@ -91,6 +92,10 @@ def train(
     assert accelerator.num_processes == int(os.environ.get("WORLD_SIZE", "1"))
     set_seed(7)
     if kind == "kvsall":
+        # Not needed by the others, and slow to import.
+        from aswa_hf.kge import Keci, evaluate_link_prediction, load_kg
+        from aswa_hf.kge.training import training_examples
+
         kg = load_kg("countries")
         model: nn.Module = Keci(kg.config(dim=16, p=1, q=2, input_dropout=0.1, query_dropout=0.1))
         examples: Any = training_examples(kg, "kvsall", inverses=True)

@@ -43,12 +43,12 @@ def launch_and_kill_a_rank(folder: Path) -> int:
         [*command, loop_jobs.__file__, "--here", json.dumps(job)],
         env=os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
         stderr=subprocess.DEVNULL,
-        start_new_session=True,
     )
     try:
-        return run.wait(timeout=100)
+        return run.wait(timeout=200)
     except subprocess.TimeoutExpired:
-        os.killpg(run.pid, signal.SIGKILL)  # the launcher and both ranks
+        run.terminate()  # it ends both ranks, which are in sessions of their own
+        run.wait(timeout=60)
         raise
 
 
