@@ -24,6 +24,7 @@ ORDER = [
     {"checkpoint"},
     {"kge", "vision"},
     {"trainer", "trainer_files", "trainer_setup", "loop", "loop_setup", "loop_state"},
+    {"card"},
     {"hub"},
     {"cli"},
 ]
