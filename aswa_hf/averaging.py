@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from aswa_hf.distributed import broadcast_from_rank_0, world_size
-from aswa_hf.sharding import as_shards, local_shards, part_for, refuse_unsupported_sharding, reshard
+from aswa_hf.sharding import as_shards, is_dtensor, local_shards, part_for, refuse_unsupported_sharding, reshard
 
 # Pieces for weights whose dtype or device differs from the average's: small beside the weights, large beside a call.
 _CHUNK = 1 << 20
@@ -42,7 +42,7 @@ def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 def _tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The trainable parameters and the persistent buffers themselves, by name; sharded ones as they are sharded."""
-    reshard(model)
+    sharded = reshard(model)
     # One light walk: after every optimizer step, for a small model, it costs as much as the arithmetic.
     parameters: dict[str, Tensor] = {}
     buffers: dict[str, Tensor] = {}
@@ -54,8 +54,8 @@ def _tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
             # Only floating-point and complex tensors can require a gradient.
             if parameter is None or not parameter.requires_grad:
                 continue
-            # Empty and sharded tensors have no address.
-            memory = parameter.data_ptr() or id(parameter)
+            # Empty tensors have no address, and that of a sharded one is not where its rows are.
+            memory = id(parameter) if sharded and is_dtensor(parameter) else parameter.data_ptr() or id(parameter)
             if memory in seen and any(_same_layout(parameter, other) for other in seen[memory]):
                 continue
             seen.setdefault(memory, []).append(parameter)

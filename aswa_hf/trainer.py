@@ -14,10 +14,11 @@ from transformers.utils import logging
 from aswa_hf.averaging import persistent_buffers
 from aswa_hf.batchnorm import default_train_batches
 from aswa_hf.checkpoint import load_state, save_state
-from aswa_hf.distributed import broadcast_from_rank_0, wait_for_all
+from aswa_hf.distributed import agree, broadcast_from_rank_0, wait_for_all
 from aswa_hf.metrics import Metric, Score
 from aswa_hf.rng import preserved_rng
 from aswa_hf.shadows import Factory, build_strategies, check_options, decide, named_factories, reported, why_empty
+from aswa_hf.sharding import is_sharded
 from aswa_hf.strategy import Strategy
 from aswa_hf.trainer_files import (
     TRAJECTORY_FILE,
@@ -197,7 +198,9 @@ class ASWACallback(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._decide_if_missed(state)
-        if saved_state(Path(args.output_dir) / f"checkpoint-{state.global_step}", state.global_step) is None:
+        missing = saved_state(Path(args.output_dir) / f"checkpoint-{state.global_step}", state.global_step) is None
+        # A sharded state is written by all ranks or none, and rank 0 may have moved what another looks for.
+        if agree(missing, args.device) if is_sharded(self._bound().model) else missing:
             self._write_ahead(args, state)  # a checkpoint that was asked for at the last moment
         if args.should_save:
             move_into_checkpoint(args.output_dir, state.global_step)
@@ -386,7 +389,8 @@ class ASWACallback(TrainerCallback):
 
     def _write_ahead(self, args: TrainingArguments, state: TrainerState) -> None:
         # The trials of a hyperparameter search have folders of their own and are never resumed.
-        if args.should_save and not state.is_hyper_param_search:
+        writes = args.should_save or is_sharded(self._bound().model)
+        if writes and not state.is_hyper_param_search:
             save_state(
                 folder_ahead(args.output_dir, state.global_step),
                 self.strategies,

@@ -16,9 +16,15 @@ from aswa_hf.metrics import Metric, Score
 def refuse_unsupported(trainer: Trainer, every: str | int, strategies: Iterable[str]) -> None:
     """Raises for a trainer whose weights cannot be averaged, or which would never decide."""
     if trainer.is_deepspeed_enabled:
-        raise ValueError("ASWACallback does not support DeepSpeed, which keeps the weights to itself. Use DDP.")
-    if trainer.is_fsdp_enabled:
-        raise ValueError("ASWACallback does not support FSDP in the Trainer. Use DDP.")
+        raise ValueError(
+            "ASWACallback does not support DeepSpeed, which keeps the weights to itself. Use FSDP2 or DDP."
+        )
+    fsdp = trainer.accelerator.state.fsdp_plugin if trainer.is_fsdp_enabled else None
+    if trainer.is_fsdp_xla_enabled or (fsdp is not None and fsdp.fsdp_version != 2):
+        raise ValueError(
+            "ASWACallback does not support FSDP1, which flattens the weights, nor FSDP on XLA. Use FSDP2 "
+            "(fsdp_config={'version': 2}) or DDP."
+        )
     own_evaluation = (
         type(trainer).evaluate is not Trainer.evaluate
         or type(trainer).get_eval_dataloader is not Trainer.get_eval_dataloader

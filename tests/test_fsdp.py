@@ -11,7 +11,7 @@ from fsdp_run import TOKENS, Processes, in_bfloat16, make_net, plain_walk, snaps
 from safetensors.torch import load_file
 from torch import nn
 
-from aswa_hf import ASWA
+from aswa_hf import ASWA, EMA, BestCheckpoint
 from aswa_hf.checkpoint import load_state, save_state
 
 TRAINABLE = ["embed.weight", "block.0.weight", "block.0.bias", "block.1.weight", "block.1.bias", "block.3.weight"]
@@ -219,6 +219,43 @@ def test_a_state_dict_holds_dtensors_and_whole_tensors_are_taken_too(processes, 
         assert report.pop("shape") == [5, 4]
         assert all(report.values()), report
         assert "'embed.weight' is (3, 4) in the saved state but (5, 4) in the model" in error
+
+
+# transformers
+
+
+def test_an_ensemble_is_saved_as_an_ordinary_checkpoint(processes, tmp_path):
+    from transformers import BertForSequenceClassification
+
+    assert processes.run("fsdp_trainer_jobs.save_ensemble", 3, tmp_path) == [True] * 3
+    model, info = BertForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert {parameter.unique().item() for parameter in model.parameters()} == {0.5}
+
+
+def test_the_trainer_averages_a_model_that_transformers_has_sharded(processes, tmp_path):
+    from training import assert_same_tensors, text_model
+    from transformers import BertForSequenceClassification
+
+    (alone,) = processes.run("fsdp_trainer_jobs.train", 1, tmp_path)
+    together = processes.run("fsdp_trainer_jobs.train", 2, tmp_path)
+    assert not alone["sharded"]
+    for rank in together:
+        assert rank["sharded"]
+        assert rank["processes"] == 2
+        assert rank["decisions"] == alone["decisions"]
+        assert rank["scores"] == together[0]["scores"]
+    assert sum(rank["elements"] for rank in together) == alone["elements"]
+
+    # The state beside the last checkpoint, read by one process, is what the run ended with.
+    model = text_model()
+    of = {"aswa": ASWA(model, greater_is_better=False)}
+    of |= {"ema": EMA(model, greater_is_better=False), "best": BestCheckpoint(model, greater_is_better=False)}
+    load_state(tmp_path / "run2" / "checkpoint-18" / "aswa", of)
+    of["aswa"].apply()
+    saved = BertForSequenceClassification.from_pretrained(tmp_path / "final2").state_dict()
+    assert_same_tensors(dict(model.state_dict()), dict(saved))
 
 
 # What is not supported
