@@ -4,6 +4,9 @@ import os
 
 os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false")
 
+# For the processes that tests start too: what two threads add up depends on how busy the machine is.
+os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+
 # Some virtual machines announce AMX but stop a process that uses it.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
