@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerControl, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
 from aswa_hf.kge.graph import TailsByQuery, with_inverses
@@ -120,6 +120,8 @@ class KGETrainer(Trainer):
     `evaluate()` ranks the validation split, `evaluate("test")` another one; the metrics are `eval_mrr`, `eval_hits@1`
     and so on, so that `ASWACallback(trainer, metric="mrr")` works as with any other Trainer.
     """
+
+    control: TrainerControl
 
     def __init__(
         self,
