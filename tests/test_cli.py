@@ -154,10 +154,15 @@ def test_numbers_that_are_none_and_strategies_without_weights_do_not_spoil_the_r
     assert results_table(found, ("mrr",), title="", label="MRR").row_count == 1
 
 
-def test_two_processes_make_one_run_folder_and_one_output(tmp_path):
+LINKS = "kge --dataset countries --dim 8 --epochs 20 --batch-size 130"
+IMAGES = "image --dataset digits --model test_resnet --image-size 16 --train-size 80 --batch-size 20 --epochs 3 --fge"
+
+
+@pytest.mark.parametrize(("train", "epochs"), [(LINKS, 20), (IMAGES, 3)])
+def test_two_processes_make_one_run_folder_and_one_output(train, epochs, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_addr", "127.0.0.1"]
-    command += ["--master_port", str(free_port()), "-m", "aswa_hf.cli", "train", "kge", "--dataset", "countries"]
-    command += ["--dim", "8", "--epochs", "20", "--batch-size", "130", "--strategies", "aswa,last"]
+    command += ["--master_port", str(free_port()), "-m", "aswa_hf.cli", "train", *train.split()]
+    command += ["--strategies", "aswa,last"]
     environment = os.environ | {"COLUMNS": "120", "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     result = subprocess.run(
         [*command, "--output-dir", "run"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
@@ -166,13 +171,18 @@ def test_two_processes_make_one_run_folder_and_one_output(tmp_path):
     assert result.stdout.count("Written to run") == 1
     folder = tmp_path / "run"
     assert json.loads((folder / "settings.json").read_text())["num_processes"] == 2
-    assert set(json.loads((folder / "results.json").read_text())["strategies"]) == {"aswa", "last"}
+    strategies = json.loads((folder / "results.json").read_text())["strategies"]
+    assert set(strategies) - {"fge"} == {"aswa", "last"}
     logs = [json.loads(line) for line in (folder / "train.log").read_text().splitlines()]
     decided = [log["epoch"] for log in logs if "aswa/decision" in log]
-    assert decided == [float(epoch) for epoch in range(1, 21)]
+    assert decided == [float(epoch) for epoch in range(1, epochs + 1)]
     (checkpoint,) = folder.glob("checkpoint-*/trainer_state.json")
     state = json.loads(checkpoint.read_text())
-    assert state["save_steps"] * 10 == state["max_steps"] == state["global_step"]  # every second epoch
+    # Every second of 20 epochs, each of 3.
+    assert state["save_steps"] * min(epochs, 10) == state["max_steps"] == state["global_step"]
+    if train == IMAGES:  # FGE's two steps are one cycle
+        assert (state["max_steps"], strategies["fge"]["members"]) == (6, 1)
+        assert [path.name for path in folder.glob("fge/snapshot-*")] == ["snapshot-1.safetensors"]
 
 
 def test_processes_that_do_not_train_together_are_refused(run_here, tmp_path, monkeypatch):
@@ -262,6 +272,18 @@ def test_an_image_classifier_is_trained_tested_with_every_strategy_and_loaded_by
     (folder / "fge" / "start.safetensors").unlink()
     status, _, errors = run_here(*command, "--epochs", "5", "--resume")
     assert (status, "the run was begun without --fge and is past epoch 4" in errors) == (1, True)
+
+
+def test_digits_are_drawn_by_class_and_tested_on_the_same_images_whatever_is_left_for_training():
+    from aswa_hf.cli.runs_image import _load
+
+    small, large = _load("digits", 0.2, 0, 100), _load("digits", 0.05, 0, None)
+    # Each digit is about a tenth of the 1,300 that are not for testing.
+    for labels, share in [(small["train"], 10), (small["validation"], 26), (large["validation"], 6.5)]:
+        counts = [labels["label"][:].count(digit) for digit in range(10)]
+        assert all(0.85 * share <= count <= 1.15 * share for count in counts), counts
+    assert [len(large[split]) for split in ("train", "validation", "test")] == [1235, 65, 497]
+    assert small["test"]["image"][:] == large["test"]["image"][:]
 
 
 def test_a_killed_image_run_is_resumed_bit_identically(tmp_path):
