@@ -103,27 +103,37 @@ def _queries(asked: str, kg: KnowledgeGraph | None, per_shape: int, seed: int) -
 
 
 def _with_weights(predictor: LinkPredictor, run: str, names: list[str]) -> Iterator[str]:
-    """The names of strategies, each while its weights, as the run's last checkpoint keeps them, are in the model."""
+    """The names of strategies, each while its weights are in the model."""
     from safetensors import safe_open
 
-    from aswa_hf.checkpoint import AVERAGE_FILE
-    from aswa_hf.cli.runs import last_whole_checkpoint
-    from aswa_hf.trainer_files import STATE_FOLDER
-
-    checkpoint = last_whole_checkpoint(Path(run))
-    path = Path(checkpoint or run) / STATE_FOLDER / AVERAGE_FILE
-    if checkpoint is None or not path.is_file():
-        raise ValueError(f"--strategies needs a run folder with a checkpoint that keeps their weights, got {run}.")
-    with safe_open(path, framework="pt") as file:
+    with safe_open(_weights_file(Path(run)), framework="pt") as file:
         keys = list(file.keys())
         known = dict.fromkeys(key.partition("/")[0] for key in keys)
         if unknown := [name for name in names if name not in known]:
-            raise ValueError(f"The run has no strategy {unknown[0]!r}. It has {', '.join(known)}.")
+            raise ValueError(f"The run has no weights of a strategy {unknown[0]!r}. It has {', '.join(known)}.")
         for name in names:
             prefix = f"{name}/averaged/"
             weights = {key.removeprefix(prefix): file.get_tensor(key) for key in keys if key.startswith(prefix)}
             predictor.model.load_state_dict(weights)
             yield name
+
+
+def _weights_file(run: Path) -> Path:
+    """Where a run keeps the weights of its strategies: at its end, else at its last checkpoint."""
+    from aswa_hf.checkpoint import AVERAGE_FILE
+    from aswa_hf.cli.runs import last_whole_checkpoint
+    from aswa_hf.trainer_files import STATE_FOLDER
+
+    if (run / STATE_FOLDER / AVERAGE_FILE).is_file():
+        return run / STATE_FOLDER / AVERAGE_FILE
+    checkpoint = last_whole_checkpoint(run)
+    path = Path(checkpoint or run) / STATE_FOLDER / AVERAGE_FILE
+    if not path.is_file():
+        raise ValueError(f"--strategies needs a run folder that keeps the weights of its strategies, got {run}.")
+    typer.echo(
+        f"These are the strategies' weights at {path.parent.parent.name}, before its own epoch counted.", err=True
+    )
+    return path
 
 
 def _progress(items: Iterable[str], what: str, total: int) -> Iterable[str]:

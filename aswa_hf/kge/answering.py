@@ -10,7 +10,7 @@ where the beam holds the entities with the greatest v. With all entities in the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
@@ -71,7 +71,9 @@ def answer_query(
 
     predictor = checked_predictor(model)
     check_count("k", k)
-    several = [query] if isinstance(query, (str, Query)) else list(query)
+    several = [query] if isinstance(query, (str, Query)) else query
+    if not isinstance(several, Iterable):
+        raise TypeError(f"Expected a query, or a list of queries, got {query!r}.")
     queries = [part if isinstance(part, Query) else Query.parse(part) for part in several]
     search = BeamSearch(predictor.model, beam=beam, tnorm=tnorm, truth=truth, batch_size=batch_size)
     names = np.asarray(predictor.vocab.entities, dtype=object)
@@ -81,7 +83,9 @@ def answer_query(
             for part in range(0, len(rows), 1 if chains else search.rows):
                 some = slice(part, part + (1 if chains else search.rows))
                 tree = search.tree(structure, ids[some])
-                odds, answers = lowest(search.odds(tree), min(k, len(names)))
+                every = search.odds(tree)
+                odds, answers = lowest(every, min(k, len(names)))
+                search.memory.give(every)
                 for row, score, answer in zip(rows[some], truth_of(odds).cpu(), answers.cpu(), strict=True):
                     columns = {"query": str(queries[row]), "answer": names[answer.numpy()], "score": score.numpy()}
                     columns["rank"] = np.arange(1, len(answer) + 1)
@@ -147,12 +151,12 @@ class BeamSearch:
         self.conjunction, self.disjunction = NORMS[tnorm]
         self.truth = TRUTHS[truth]
         weight = model.entity_embeddings.weight.detach()
-        self.entities = weight.to(torch.promote_types(weight.dtype, torch.float32))
+        self.negated = -weight.to(torch.promote_types(weight.dtype, torch.float32))
         total, device = len(weight), weight.device
         self.beam = min(beam, total)
         scores = SCORES_ON_CPU if device.type == "cpu" else SCORES_ON_DEVICE
         self.rows = batch_size or max(1, min(MAX_ROWS, scores // total))
-        self._space = self.entities.new_empty(0)
+        self.memory = _Memory(self.negated, self.rows)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -167,21 +171,25 @@ class BeamSearch:
 
     def tree(self, structure: Structure, ids: Tensor) -> _Node:
         """Queries of one structure, given by a row of ids each."""
-        return _tree(structure, iter(ids.to(self.entities.device).T))
+        return _tree(structure, iter(ids.to(self.negated.device).T))
 
     def odds(self, node: _Node) -> Tensor:
-        """The odds (B, |E|) against all entities as answers: 1/truth − 1."""
+        """The odds (B, |E|) against all entities as answers: 1/truth − 1. Who is done with them gives them back."""
         if node.kind == "p":
             (source,) = node.parts
             if source.kind == "e":
-                out = self.entities.new_empty(len(source.ids), len(self.entities))  # type: ignore[arg-type]
-                return self._atoms(source.ids, node.ids, out)  # type: ignore[arg-type]
-            node.beam = lowest(self.odds(source), self.beam)
+                heads: Tensor = source.ids  # type: ignore[assignment]
+                return self._atoms(heads.unsqueeze(1), node.ids).squeeze(1).clamp_(max=FALSE)  # type: ignore[arg-type]
+            before = self.odds(source)
+            node.beam = lowest(before, self.beam)
+            self.memory.give(before)
             return self._hop(*node.beam, node.ids)  # type: ignore[arg-type]
         combine = self.conjunction if node.kind == "i" else self.disjunction
         result = self.odds(node.parts[0])
         for part in node.parts[1:]:
-            result = combine(result, self.odds(part)).clamp_(max=FALSE)
+            other = self.odds(part)
+            result = combine(result, other).clamp_(max=FALSE)
+            self.memory.give(other)
         return result
 
     def chains(self, node: _Node, targets: list[int]) -> list[tuple[Tensor, list[tuple[int, int, int, Tensor]]]]:
@@ -203,24 +211,22 @@ class BeamSearch:
         relation: Tensor = node.ids  # type: ignore[assignment]
         if source.kind == "e":
             heads: Tensor = source.ids  # type: ignore[assignment]
-            values = torch.zeros_like(heads, dtype=self.entities.dtype)
+            values = torch.zeros_like(heads, dtype=self.negated.dtype)
         else:
             values, heads = (tensor[0] for tensor in node.beam)  # type: ignore[union-attr]
-        atoms = torch.cat(
-            [
-                self._atoms(some, relation.expand_as(some), self._space_for(len(some)))[:, targets]
-                for some in heads.split(self.rows)
-            ]
-        )
+        blocks = []
+        for some in heads.split(self.rows):
+            block = self._atoms(some.unsqueeze(0), relation)
+            blocks.append(block[0, :, targets].clamp_(max=FALSE))
+            self.memory.give(block)
+        atoms = torch.cat(blocks)
         best = self.conjunction(atoms.clone(), values.unsqueeze(1)).argmin(0)
         chosen = heads[best].tolist()
         reached = [(value, []) for value in values[best]] if source.kind == "e" else self.chains(source, chosen)
         found = []
         for column, (target, head, (value, steps)) in enumerate(zip(targets, chosen, reached, strict=True)):
             atom = atoms[best[column], column]
-            found.append(
-                (self.conjunction(atom.clone(), value), [*steps, (head, int(relation), target, atom)]),
-            )
+            found.append((self.conjunction(atom.clone(), value), [*steps, (head, int(relation), target, atom)]))
         return found
 
     def _hop(self, values: Tensor, sources: Tensor, relations: Tensor) -> Tensor:
@@ -228,34 +234,52 @@ class BeamSearch:
         queries, beam = sources.shape
         width = min(beam, self.rows)
         height = max(1, self.rows // width)
-        result = self.entities.new_empty(queries, len(self.entities))
+        result = self.memory.take(queries)
         for first in range(0, queries, height):
             some = slice(first, first + height)
             for left in range(0, beam, width):
-                part = sources[some, left : left + width]
-                by = relations[some, None].expand_as(part)
-                atoms = self._atoms(part.flatten(), by.flatten(), self._space_for(part.numel()))
-                found = self.conjunction(atoms.view(*part.shape, -1), values[some, left : left + width].unsqueeze(2))
+                part = slice(left, left + width)
+                atoms = self._atoms(sources[some, part], relations[some])
+                found = self.conjunction(atoms, values[some, part].unsqueeze(2))
                 if left == 0:
                     torch.amin(found, dim=1, out=result[some])
                 else:
                     torch.minimum(result[some], found.amin(dim=1), out=result[some])
+                self.memory.give(atoms)
         return result.clamp_(max=FALSE)
 
-    def _atoms(self, heads: Tensor, relations: Tensor, out: Tensor) -> Tensor:
-        """The odds (B, |E|) against atoms, written to `out`."""
-        model = self.model
+    def _atoms(self, heads: Tensor, relations: Tensor) -> Tensor:
+        """The odds (B, b, |E|) against what relations (B,) lead to from heads (B, b)."""
+        model, relations = self.model, relations.unsqueeze(1)
+        out = self.memory.take(heads.numel())
         if model.config.inverse_relations or bool((relations < model.config.num_relations).all()):
-            queries = model.query(heads, relations).to(self.entities.dtype)
-            return self.truth(torch.mm(queries.neg(), self.entities.T, out=out))
-        scores = _scores(model, heads.cpu().numpy(), relations.cpu().numpy(), model.config.num_relations)
-        return self.truth(out.copy_(scores).neg_())
+            queries = model.query(heads, relations).to(self.negated.dtype).flatten(0, 1)
+            torch.mm(queries, self.negated.T, out=out)
+        else:
+            sources, by = (ids.flatten().cpu().numpy() for ids in (heads, relations.expand_as(heads)))
+            out.copy_(_scores(model, sources, by, model.config.num_relations)).neg_()
+        return self.truth(out).unflatten(0, heads.shape)
 
-    def _space_for(self, rows: int) -> Tensor:
-        """Memory that is used for every block of rows in turn."""
-        if len(self._space) < rows:
-            self._space = self.entities.new_empty(rows, len(self.entities))
-        return self._space[:rows]
+
+class _Memory:
+    """Rows of |E| numbers that are used again: fresh memory costs about as much as what is done with it."""
+
+    def __init__(self, like: Tensor, rows: int):
+        self.like, self.rows = like, rows
+        self.free: list[Tensor] = []
+        self.lent: dict[int, Tensor] = {}
+
+    def take(self, rows: int) -> Tensor:
+        if rows > self.rows:
+            return self.like.new_empty(rows, len(self.like))
+        block = self.free.pop() if self.free else self.like.new_empty(self.rows, len(self.like))
+        self.lent[block.data_ptr()] = block
+        return block[:rows]
+
+    def give(self, tensor: Tensor) -> None:
+        block = self.lent.pop(tensor.data_ptr(), None)
+        if block is not None:
+            self.free.append(block)
 
 
 def _tree(structure: Structure, columns: Iterator[Tensor]) -> _Node:

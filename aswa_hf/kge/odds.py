@@ -18,46 +18,53 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from aswa_hf.kge.modeling_kge import FLOOR
-
 # The odds against what is not true at all. Finite: what is not a number comes only from models that have diverged.
 FALSE = 1e37
 
 
 def _sigmoid(negated: Tensor) -> Tensor:
-    return negated.clamp_(FLOOR, -FLOOR).exp_()
+    return negated.exp_()
 
 
 def _min_max(negated: Tensor) -> Tensor:
     best, worst = negated.aminmax(dim=1, keepdim=True)
-    odds = (negated - best).div_(worst - negated).clamp_(max=FALSE)
+    odds = (negated - best).div_(worst - negated)
     # Where all candidates are alike, each is as true as false.
     return negated.copy_(odds.masked_fill_(best == worst, 1))
 
 
 def _softmax(negated: Tensor) -> Tensor:
     weights = negated.sub_(negated.amin(1, keepdim=True)).neg_().exp_()
-    return negated.copy_((weights.sum(1, keepdim=True) - weights).div_(weights).clamp_(max=FALSE))
+    return negated.copy_((weights.sum(1, keepdim=True) - weights).div_(weights))
 
 
-# From the negated logits of all entities to the odds against them, in place.
+# From the negated logits of all entities to the odds against them, in place; they may be infinite.
 TRUTHS: dict[str, Callable[[Tensor], Tensor]] = {"sigmoid": _sigmoid, "minmax": _min_max, "softmax": _softmax}
 
 
+def _product_and(u: Tensor, v: Tensor) -> Tensor:
+    # Few values for many odds are multiplied by 1 + v faster, and equally many without another matrix.
+    return (u.addcmul_(u, v) if u.shape == v.shape else u.mul_(1 + v)).add_(v)
+
+
+def _product_or(u: Tensor, v: Tensor) -> Tensor:
+    return u.mul_(v.div_((u + v).add_(1)))  # u·v might be too large
+
+
 def _lukasiewicz_and(u: Tensor, v: Tensor) -> Tensor:
-    both = u * v
+    both = u.clamp_(max=FALSE) * v
     return u.add_(v).add_(both, alpha=2).div_(1 - both).masked_fill_(both >= 1, FALSE)
 
 
 def _lukasiewicz_or(u: Tensor, v: Tensor) -> Tensor:
-    total = 2 + u + v
-    return u.mul_(v / total).sub_(1 / total).clamp_(min=0)  # u·v might be too large
+    total = (u + v).add_(2)
+    return u.mul_(v.div_(total)).sub_(total.reciprocal_()).clamp_(min=0)
 
 
-# ⊤ and ⊥ of odds, in place of the first argument.
+# ⊤ and ⊥ of odds, in place of the first argument; ⊥ also writes to the second.
 Norm = Callable[[Tensor, Tensor], Tensor]
 NORMS: dict[str, tuple[Norm, Norm]] = {
-    "product": (lambda u, v: u.mul_(1 + v).add_(v), lambda u, v: u.mul_(v / (1 + u + v))),
+    "product": (_product_and, _product_or),
     "min": (lambda u, v: torch.maximum(u, v, out=u), lambda u, v: torch.minimum(u, v, out=u)),
     "lukasiewicz": (_lukasiewicz_and, _lukasiewicz_or),
 }

@@ -282,7 +282,7 @@ class _Parser:
     def count(self) -> None:
         self.hops += 1
         if self.hops > MAX_HOPS:
-            raise self.error(f"more than {MAX_HOPS} hops and parentheses")
+            raise self.error(f"more than {MAX_HOPS} hops and parentheses", self.at - 1)
 
     def end(self, expected: str) -> None:
         self.skip()
@@ -307,7 +307,8 @@ class _Parser:
 
     def error(self, what: str, at: int | None = None) -> ValueError:
         position = 1 + (self.at if at is None else at)
-        return ValueError(f"The query {self.text!r} is wrong at position {position}: {what}.")
+        text = self.text if len(self.text) < 500 else self.text[:500] + "…"
+        return ValueError(f"The query {text!r} is wrong at position {position}: {what}.")
 
 
 def _article(kind: str) -> str:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import datasets
 import numpy as np
-from datasets import Dataset, Features, List, Value
+import pyarrow as pa  # type: ignore[import-untyped]
+from datasets import Dataset, Features, List, Value, load_dataset
 
 from aswa_hf.files import replacing
 from aswa_hf.kge.graph import TailsByQuery
@@ -85,8 +88,9 @@ def generate_queries(
 def save_queries(queries: Dataset, path: str | os.PathLike[str]) -> None:
     """Writes queries to a .parquet file, or to a .json or .jsonl file with one query a line."""
     path = Path(path)
-    with replacing(path) as temporary:
-        if _format(path) == "parquet":
+    kind = _format(path)
+    with replacing(path) as temporary, _without_bars():
+        if kind == "parquet":
             queries.to_parquet(temporary)
         else:
             queries.to_json(temporary, force_ascii=False)
@@ -99,10 +103,25 @@ def load_queries(path: str | os.PathLike[str]) -> Dataset:
     if not path.is_file():
         raise FileNotFoundError(f"There is no file of queries at {path}.")
     try:
-        loaded = datasets.load_dataset(kind, data_files=str(path), split="train")
-    except (datasets.exceptions.DatasetsError, ValueError, OSError) as error:
-        raise ValueError(f"{path} could not be read as {kind} ({error}).") from error
-    return loaded
+        with TemporaryDirectory() as cache, _without_bars():
+            loaded = load_dataset(kind, data_files=str(path), split="train", cache_dir=cache, keep_in_memory=True)
+            return loaded.cast(Features({name: FEATURES.get(name, of) for name, of in loaded.features.items()}))
+    except (datasets.exceptions.DatasetsError, pa.ArrowException, ValueError, TypeError, StopIteration) as error:
+        raise ValueError(
+            f"{path} does not hold queries with the columns {', '.join(FEATURES)} as {kind} "
+            f"({error.__cause__ or error or 'it is empty'})."
+        ) from error
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    shown = not datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
 
 
 def _format(path: Path) -> str:
@@ -181,7 +200,7 @@ class _Graphs:
         own, targets = self._from_hidden(node[1 + chosen], atom - sum(counts[:chosen]), random, alive)
         columns = []
         for index, part in enumerate(node[1:]):
-            columns += own if index == chosen else self._backwards(part, targets, random, alive)
+            columns += own if index == chosen else self._branch(node[0], part, targets, random, alive)
         return columns, targets
 
     def _backwards(
@@ -191,10 +210,23 @@ class _Graphs:
         if node == "e":
             return [targets]
         if node[0] != "p":
-            return [column for part in node[1:] for column in self._backwards(part, targets, random, alive)]
+            columns = self._backwards(node[1], targets, random, alive)
+            for part in node[2:]:
+                columns += self._branch(node[0], part, targets, random, alive)
+            return columns
         triples, possible = self.edges.entering(targets, random)
         alive &= possible
         return [*self._backwards(node[1], triples[:, 0], random, alive), triples[:, 1]]
+
+    def _branch(
+        self, kind: str, node: Structure, targets: np.ndarray, random: np.random.Generator, alive: np.ndarray
+    ) -> list[np.ndarray]:
+        """Columns of ids for a part beside one that has the targets among its answers."""
+        if kind == "u":
+            # The others need not share an answer with it; half of them do.
+            elsewhere = self.edges.by_head[random.integers(len(self.edges.by_head), size=len(targets)), 2]
+            targets = np.where(random.random(len(targets)) < 0.5, targets, elsewhere)
+        return self._backwards(node, targets, random, alive)
 
     def answered(
         self, structure: Structure, rows: np.ndarray, max_answers: int

@@ -63,6 +63,7 @@ def evaluate_queries(
                 odds = search.odds(search.tree(structure, ids[first : first + search.rows]))
                 targets, offsets = hard.take(some)
                 ranks = _ranks(odds.mul_(ODDS_TO_SCORES), targets, offsets, *easy.beside(hard, some)).cpu().numpy()
+                search.memory.give(odds)
                 metrics = np.stack([1 / ranks, *(ranks <= k for k in ks)])
                 counts = np.diff(offsets)
                 per_query[some] = (np.add.reduceat(metrics, offsets[:-1], axis=1) / counts).T
