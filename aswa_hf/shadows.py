@@ -17,6 +17,15 @@ Factory = Callable[[nn.Module], Strategy]
 Metrics = dict[str, float]
 
 
+class WholeRunSWA(SWA):
+    """SWA from the first epoch on, which is what the ASWA paper compares with."""
+
+    name = "swa-all"
+
+
+NAMED: dict[str, type[Strategy]] = {**STRATEGIES, WholeRunSWA.name: WholeRunSWA}
+
+
 def named_factories(strategies: Sequence[str] | Mapping[str, Factory]) -> dict[str, Factory]:
     """What builds each strategy, by name."""
     if isinstance(strategies, str):
@@ -26,10 +35,10 @@ def named_factories(strategies: Sequence[str] | Mapping[str, Factory]) -> dict[s
             raise TypeError(f"strategies[{wrong[0]!r}] must be a function that builds a strategy for a model.")
         return dict(strategies)
     if not strategies:
-        raise ValueError(f"Name at least one strategy of {', '.join(STRATEGIES)}.")
-    if unknown := [name for name in strategies if name not in STRATEGIES]:
-        raise ValueError(f"Unknown strategy {unknown[0]!r}. Known are {', '.join(STRATEGIES)}.")
-    return {name: STRATEGIES[name] for name in strategies}
+        raise ValueError(f"Name at least one strategy of {', '.join(NAMED)}.")
+    if unknown := [name for name in strategies if name not in NAMED]:
+        raise ValueError(f"Unknown strategy {unknown[0]!r}. Known are {', '.join(NAMED)}.")
+    return {name: NAMED[name] for name in strategies}
 
 
 def check_options(

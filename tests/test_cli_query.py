@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -78,7 +79,6 @@ def test_the_weights_of_a_runs_strategies_are_compared(run_folder, tmp_path, cap
 
     tensors = {f"aswa/averaged/{key}": tensor for key, tensor in weights.items()}
     tensors |= {f"last/averaged/{key}": tensor for key, tensor in last.items()}
-    (run / "aswa").mkdir()
     save_file(tensors, run / "aswa" / "average.safetensors")
     assert not call("evaluate", str(run), *options, "--strategies", "last,aswa", "--json")
     assert json.loads(capsys.readouterr().out) == {"last": running, "aswa": ensemble}
@@ -91,8 +91,19 @@ def test_the_weights_of_a_runs_strategies_are_compared(run_folder, tmp_path, cap
     assert found == pytest.approx(json.loads((run / "results.json").read_text())["strategies"]["aswa"]["test"])
 
 
-def test_a_run_without_final_weights_says_which_it_compares(run_folder, capsys):
-    assert not call("evaluate", run_folder, "--dataset", "countries", "--strategies", "aswa,last", "--json")
+def test_a_run_without_final_weights_says_which_it_compares(run_folder, tmp_path, capsys):
+    asked = ("--dataset", "countries", "--strategies", "aswa,last", "--json")
+    assert not call("evaluate", run_folder, *asked)
+    printed = capsys.readouterr()
+    results = json.loads((Path(run_folder) / "results.json").read_text())["strategies"]
+    for name, metrics in json.loads(printed.out).items():
+        assert metrics == pytest.approx(results[name]["test"])
+    assert "weights at checkpoint-" not in printed.err
+
+    interrupted = tmp_path / "interrupted"
+    shutil.copytree(run_folder, interrupted)
+    shutil.rmtree(interrupted / "aswa")
+    assert not call("evaluate", str(interrupted), *asked)
     printed = capsys.readouterr()
     assert list(json.loads(printed.out)) == ["aswa", "last"]
     assert "weights at checkpoint-" in printed.err

@@ -7,9 +7,11 @@ from typing import Any
 
 from transformers import set_seed
 
+from aswa_hf.checkpoint import save_state
 from aswa_hf.cli.runs import (
     checked_folder,
     draw,
+    is_main_process,
     keep_settings,
     results_table,
     run_console,
@@ -26,6 +28,7 @@ from aswa_hf.kge import (
     paper_arguments,
 )
 from aswa_hf.trainer import ASWACallback
+from aswa_hf.trainer_files import STATE_FOLDER
 
 
 def train_kge(
@@ -81,6 +84,9 @@ def train_kge(
     results, seconds = train_and_evaluate(
         trainer, callback, checkpoint, lambda split: evaluate_link_prediction(model, kg, split), console
     )
+    if is_main_process():
+        # A checkpoint has them as they were before its own epoch counted.
+        save_state(output_dir / STATE_FOLDER, callback.strategies)
     content = write_results(
         output_dir,
         results,
