@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from enum import Enum
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from aswa_hf import policy
 from aswa_hf.files import write_text
@@ -140,9 +140,14 @@ def load_trajectories(path: str | Path) -> tuple[dict[str, Trajectory], dict[str
 
 
 def plot_trajectories(
-    trajectories: Mapping[str, Trajectory], path: str | Path, *, metric: str = "score", title: str = ""
+    trajectories: Mapping[str, Trajectory], path: str | Path | BinaryIO, *, metric: str = "score", title: str = ""
 ) -> None:
-    """Draws running and ensemble scores over the run, with ASWA's soft, hard and reject decisions marked."""
+    """Draws running and ensemble scores over the run, with ASWA's soft, hard and reject decisions marked, as a PNG."""
+    draw_trajectories(trajectories, metric=metric, title=title).savefig(path, dpi=130, format="png")
+
+
+def draw_trajectories(trajectories: Mapping[str, Trajectory], *, metric: str = "score", title: str = "") -> Any:
+    """The picture of a run as a matplotlib figure: scores above, the weight α of each snapshot below."""
     # Not pyplot: a notebook's own figures and backend stay as they are.
     from matplotlib.figure import Figure
 
@@ -174,21 +179,26 @@ def plot_trajectories(
     }
     _focus(axis, trajectories[main])
     low, high = axis.get_ylim()
+    crowded = len(x) > 80
+    scored = [(r, r.score) for r in trajectories[main] if r.score is not None]
     for decision, (color, marker, label) in marks.items():
-        points = [r for r in trajectories[main] if r.decision is decision and r.score is not None]
+        points = [(_position(r), score) for r, score in scored if r.decision is decision and low <= score <= high]
         if points:
             axis.scatter(
-                [_position(r) for r in points],
-                # A decision outside the view is marked at its edge.
-                [min(max(r.score or 0.0, low), high) for r in points],
+                *zip(*points, strict=True),
                 color=color,
                 marker=marker,
-                s=42 if len(x) <= 80 else 12,
-                linewidths=None if len(x) <= 80 else 0.5,
-                zorder=3,
-                clip_on=False,
+                s=12 if crowded else 42,
+                linewidths=0.5 if crowded else None,
+                # Side by side, the marks of a long row of rejects would hide the ensemble's line.
+                zorder=1.9 if crowded and decision is Decision.REJECT else 3,
                 label=label,
             )
+    hidden = [(r, score) for r, score in scored if not low <= score <= high]
+    if hidden:
+        paper = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 2}
+        note = {"transform": axis.transAxes, "ha": "right", "fontsize": 8, "color": "0.35", "bbox": paper}
+        axis.text(0.99, 0.03, _unseen(hidden), **note)
     axis.set_ylabel(f"validation {metric}")
     axis.set_title(title or "Adaptive Stochastic Weight Averaging")
     axis.grid(alpha=0.25)
@@ -199,11 +209,19 @@ def plot_trajectories(
     weights.set_ylabel("α")
     weights.set_xlabel("epoch")
     weights.set_ylim(bottom=0)
-    figure.savefig(path, dpi=130)
+    return figure
 
 
 def _position(record: Record) -> float:
     return record.index + 1 if record.epoch is None else record.epoch
+
+
+def _unseen(hidden: list[tuple[Record, float]]) -> str:
+    """Says which decisions lie outside the view, and how far."""
+    epochs = [f"{_position(record):g}" for record, _ in (hidden[0], hidden[-1])]
+    where = f"epoch {epochs[0]}" if len(hidden) == 1 else f"{len(hidden)} epochs, {epochs[0]} to {epochs[1]}"
+    scores = [f"{score:.4g}" for _, score in (hidden[0], hidden[-1])]
+    return f"outside the view: {where} ({' to '.join(dict.fromkeys(scores))})"
 
 
 def _focus(axis: Any, trajectory: Trajectory) -> None:

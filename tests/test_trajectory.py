@@ -12,7 +12,7 @@ import pytest
 from matplotlib import pyplot as plt
 
 from aswa_hf import Decision, Trajectory
-from aswa_hf.trajectory import Record, load_trajectories, plot_trajectories, save_trajectories
+from aswa_hf.trajectory import Record, draw_trajectories, load_trajectories, plot_trajectories, save_trajectories
 
 INIT, HARD, SOFT, REJECT = Decision.INIT, Decision.HARD, Decision.SOFT, Decision.REJECT
 
@@ -172,6 +172,19 @@ def test_different_histories_give_different_pictures(tmp_path):
         plot_trajectories(PICTURES[name], tmp_path / "picture.png", title="same")
         pictures.append(matplotlib.image.imread(tmp_path / "picture.png"))
     assert all((one != other).any() for one, other in pairwise(pictures))
+
+
+def test_what_lies_outside_the_view_is_told_and_not_marked_at_its_edge():
+    scores = [0.01, 0.1, *(0.8 + 0.01 * i for i in range(10))]
+    trajectory = Trajectory(record(i, SOFT if i else INIT, running_score=s, score=s) for i, s in enumerate(scores))
+    axis = draw_trajectories({"aswa": trajectory}).axes[0]
+    low, high = axis.get_ylim()
+    assert 0.1 < low < 0.8 < 0.89 < high
+    marked = sorted(tuple(point) for marks in axis.collections for point in marks.get_offsets().tolist())
+    assert marked == [(i + 1.0, s) for i, s in enumerate(scores) if s >= 0.8]
+    ensemble = next(line for line in axis.lines if line.get_label() == "ASWA ensemble")
+    assert list(ensemble.get_ydata()) == scores  # the line leaves the view where it really does
+    assert [text.get_text() for text in axis.texts] == ["outside the view: 2 epochs, 1 to 2 (0.01 to 0.1)"]
 
 
 def test_drawing_leaves_the_users_figures_and_backend_alone(tmp_path):
