@@ -1,7 +1,8 @@
-"""Files that a killed process or a full disk leaves either as they were or complete."""
+"""Files that a killed process or a full disk leaves either as they were or complete, and mistyped names of folders."""
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -32,3 +33,21 @@ def write_text(path: str | Path, text: str) -> None:
     """Writes a text file in one piece."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def refuse_mistyped(name: str | os.PathLike[str]) -> None:
+    """An error if `name` looks like a Hub repository, but as a path begins in a folder that is here and ends in none.
+
+    Asking the Hub for it would take long, and tell less.
+    """
+    path = Path(name).expanduser()
+    if path.is_absolute() or len(path.parts) != 2 or path.exists() or not path.parent.is_dir():
+        return
+    siblings = sorted(sibling.name for sibling in path.parent.iterdir() if not sibling.name.startswith("."))
+    nearest = difflib.get_close_matches(path.name, siblings, n=1)
+    hint = (
+        f"Did you mean {path.parent / nearest[0]}?"
+        if nearest
+        else f"It holds {', '.join(siblings[:10]) or 'nothing'}."
+    )
+    raise FileNotFoundError(f"There is no {path.name!r} in the folder {path.parent}. {hint}")

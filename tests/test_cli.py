@@ -308,6 +308,13 @@ def test_a_killed_image_run_is_resumed_bit_identically(tmp_path):
         assert [key for key in expected if not torch.equal(expected[key], found[key])] == [], file
     histories = [load_trajectories(folder / "aswa_trajectory.json")[0] for folder in (straight, killed)]
     assert histories[0] == histories[1]
+    for log in ("train.log", "fge/train.log"):
+        entries = [
+            [(entry["step"], *entry) for entry in map(json.loads, (f / log).open())] for f in (straight, killed)
+        ]
+        # What the process had to say when it was killed is not said again, and nothing is said twice.
+        assert set(entries[1]) <= set(entries[0])
+        assert len(entries[0]) - 4 <= len(entries[1]) <= len(entries[0])
     results = [json.loads((folder / "results.json").read_text())["strategies"] for folder in (straight, killed)]
     assert results[0] == results[1]
     assert len(list(killed.glob("fge/snapshot-*"))) == results[0]["fge"]["members"] == 3

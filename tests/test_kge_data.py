@@ -178,7 +178,9 @@ def test_two_files_of_one_split_are_refused(tmp_path):
 
 
 def test_a_name_that_is_nothing_lists_what_there_is(tmp_path):
-    for name in ("", "countrys", "nobody/nothing", str(tmp_path / "nowhere")):
+    with pytest.raises(ValueError, match=r"There is no graph 'countrys'\. Did you mean 'countries'\?"):
+        load_kg("countrys")
+    for name in ("", "nobody/nothing", str(tmp_path / "nowhere")):
         with pytest.raises(ValueError, match=r"Found no knowledge graph .*countries-s3.*a folder with.*Hub"):
             load_kg(name)
     (tmp_path / "empty").mkdir()

@@ -14,7 +14,12 @@ from aswa_hf.cli.evaluate import evaluate
 from aswa_hf.cli.predict import predict
 from aswa_hf.cli.push import push
 from aswa_hf.cli.query import query
+from aswa_hf.cli.reproduce import reproduce
 from aswa_hf.cli.train import train
+
+INTERRUPTED = 130  # the exit status typer gives to Ctrl-C
+OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "not enough memory", "Storage size calculation overflowed")
+UNWRITABLE = ("PytorchStreamWriter failed", "file write failed", "No space left on device")
 
 app = typer.Typer(
     help="Better weights from the training run you already do: Adaptive Stochastic Weight Averaging.",
@@ -45,6 +50,7 @@ app.command()(evaluate)
 app.command()(predict)
 app.command()(query)
 app.command()(push)
+app.command()(reproduce)
 
 
 def main() -> None:
@@ -53,7 +59,27 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         app()
-    except KeyboardInterrupt:
-        sys.exit("aswa-hf: interrupted")
+    except SystemExit as ended:
+        if ended.code == INTERRUPTED:
+            training = "train" in sys.argv[1:2]
+            how = "; --resume goes on from the last checkpoint" if training else ""
+            sys.stderr.write(f"\naswa-hf: interrupted{how}\n")
+        raise
     except (ValueError, TypeError, OSError) as error:
         sys.exit(f"aswa-hf: {' '.join(str(error).split())}")
+    except Exception as error:
+        reason = _exhausted(error)
+        if reason is None:
+            raise
+        sys.exit(f"aswa-hf: {reason}")
+
+
+def _exhausted(error: Exception) -> str | None:
+    """What the machine ran out of, if that is what the error says; torch has no errors of their own for these."""
+    text = str(error)
+    what = text.splitlines()[0] if text else type(error).__name__
+    if isinstance(error, MemoryError) or any(sign in text for sign in OUT_OF_MEMORY):
+        return f"There is not enough memory for this ({what}). Choose a smaller model or batch."
+    if any(sign in text for sign in UNWRITABLE):
+        return f"A file could not be written ({what}). Is the disk full? What was written before is kept."
+    return None

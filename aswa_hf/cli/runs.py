@@ -8,10 +8,12 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
@@ -28,6 +30,7 @@ from aswa_hf.trainer_files import TRAJECTORY_FILE
 from aswa_hf.trajectory import encode_number, plot_trajectories
 
 RESULTS, LOG, PICTURE, SETTINGS = "results.json", "train.log", "trajectory.png", "settings.json"
+LOCK = ".lock"
 
 
 def is_main_process() -> bool:
@@ -38,6 +41,30 @@ def is_main_process() -> bool:
 def run_console() -> Console:
     """The terminal, for the main process alone."""
     return Console(quiet=not is_main_process())
+
+
+@contextmanager
+def sole_run(output_dir: Path) -> Iterator[None]:
+    """Keeps other processes from starting a run in the same folder; a process that is killed lets go of it."""
+    if not is_main_process():
+        yield
+        return
+    output_dir.mkdir(parents=True, exist_ok=True)
+    path = output_dir / LOCK
+    lock = FileLock(path)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise ValueError(
+            f"Another process is training in {output_dir}. Wait for it to end, or choose another --output-dir."
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+        if {entry.name for entry in output_dir.iterdir()} <= {LOCK}:  # a run that was refused leaves nothing
+            path.unlink(missing_ok=True)
+            output_dir.rmdir()
 
 
 def checked_folder(output_dir: Path, resume: bool) -> str | None:
@@ -117,15 +144,28 @@ def save_every_tenth(trainer: Trainer) -> None:
 
 
 class LogFile(TrainerCallback):
-    """Everything the Trainer logs, a JSON object a line."""
+    """Everything the Trainer logs, a JSON object a line; of a resumed run, once."""
 
     def __init__(self, path: Path):
         self.path = path
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not args.should_save or not self.path.exists():
+            return
+        text = self.path.read_text(encoding="utf-8")
+        lines = [line for line in text.splitlines(keepends=True) if line.endswith("}\n")]  # the last may be torn
+        kept = "".join(line for line in lines if _is_before(json.loads(line), state.global_step))
+        if kept != text:
+            write_text(self.path, kept)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if args.should_save:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(encode_number({"step": state.global_step, **logs}), allow_nan=False) + "\n")
+
+
+def _is_before(entry: dict[str, Any], step: int) -> bool:
+    return entry["step"] <= step and "train_runtime" not in entry  # the summary is of a training that had ended
 
 
 def train_and_evaluate(

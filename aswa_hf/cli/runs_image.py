@@ -101,7 +101,7 @@ def train_image(
     size, classes = images["train"].size, images["train"].num_classes
     name = Path(dataset).name if Path(dataset).is_dir() else dataset
     console.print(f"{dataset}: {parts} images, {classes} classes, {size}×{size} pixels")
-    console.print(f"{model_name} by recipe {recipe_name}: {recipe}")
+    console.print(f"{model_name} by recipe {recipe_name}: {recipe.summary()}")
 
     options: dict[str, Any] = {"seed": seed, "disable_tqdm": True, "save_strategy": "steps", "save_total_limit": 1}
     args = image_arguments(output_dir, recipe, precision=precision, **options)
@@ -160,7 +160,9 @@ def train_image(
     )
     draw(output_dir, callback.strategies, "accuracy", f"{model_name} on {Path(name).name}")
     console.print(results_table(results, ("accuracy",), title="Accuracy (%)", label="accuracy", percent=True))
-    console.print(f'Written to {output_dir}; timm.create_model("local-dir:{output_dir}", pretrained=True) loads it.')
+    registered = "import aswa_hf.vision; " if model_name.endswith("_cifar") else ""
+    code = f'{registered}timm.create_model("local-dir:{output_dir}", pretrained=True)'
+    console.print(f"Written to {output_dir}; loaded by: {code}", soft_wrap=True)
     return content
 
 
@@ -247,7 +249,7 @@ def _fge(
     folder = Path(args.output_dir)
     _drop_other_fge(folder, recipe)
     model.load_state_dict(load_file(folder / START))
-    trainer = FGETrainer(model, args, recipe, train_dataset=images["train"], callbacks=[LogFile(folder.parent / LOG)])
+    trainer = FGETrainer(model, args, recipe, train_dataset=images["train"], callbacks=[LogFile(folder / LOG)])
     save_every_tenth(trainer)
     with steps_shown(trainer, console, f"FGE from epoch {recipe.fge_epoch}, steps"):
         trainer.train(resume_from_checkpoint=last_whole_checkpoint(folder))

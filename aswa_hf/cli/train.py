@@ -16,7 +16,10 @@ def _kinds() -> None:
 
 
 def _names(strategies: str) -> list[str]:
-    return [name.strip() for name in strategies.split(",")]
+    names = [name.strip() for name in strategies.split(",")]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"--strategies names {twice!r} twice.")
+    return names
 
 
 @train.command()
@@ -39,23 +42,25 @@ def kge(
 
     Example: `aswa-hf train kge --dataset countries --model keci --epochs 100 --output-dir runs/countries`
     """
+    from aswa_hf.cli.runs import sole_run
     from aswa_hf.cli.runs_kge import train_kge
 
-    train_kge(
-        dataset=dataset,
-        output_dir=output_dir,
-        scorer=model,
-        dim=dim,
-        epochs=epochs,
-        batch_size=batch_size,
-        lr=lr,
-        scheme=scheme,
-        p=p,
-        q=q,
-        strategies=_names(strategies),
-        seed=seed,
-        resume=resume,
-    )
+    with sole_run(output_dir):
+        train_kge(
+            dataset=dataset,
+            output_dir=output_dir,
+            scorer=model,
+            dim=dim,
+            epochs=epochs,
+            batch_size=batch_size,
+            lr=lr,
+            scheme=scheme,
+            p=p,
+            q=q,
+            strategies=_names(strategies),
+            seed=seed,
+            resume=resume,
+        )
 
 
 @train.command()
@@ -85,25 +90,27 @@ def image(
 
     Example: `aswa-hf train image --dataset digits --epochs 20 --val-ratio 0.3 --fge --output-dir runs/digits`
     """
+    from aswa_hf.cli.runs import sole_run
     from aswa_hf.cli.runs_image import train_image
 
-    train_image(
-        dataset=dataset,
-        output_dir=output_dir,
-        model_name=model,
-        recipe_name=recipe,
-        epochs=epochs,
-        batch_size=batch_size,
-        lr=lr,
-        strategies=_names(strategies),
-        fge=fge,
-        fge_cycle=fge_cycle,
-        image_size=image_size,
-        augment=augment,
-        val_ratio=val_ratio,
-        train_size=train_size,
-        bn_batches=bn_batches,
-        precision=precision,
-        seed=seed,
-        resume=resume,
-    )
+    with sole_run(output_dir):
+        train_image(
+            dataset=dataset,
+            output_dir=output_dir,
+            model_name=model,
+            recipe_name=recipe,
+            epochs=epochs,
+            batch_size=batch_size,
+            lr=lr,
+            strategies=_names(strategies),
+            fge=fge,
+            fge_cycle=fge_cycle,
+            image_size=image_size,
+            augment=augment,
+            val_ratio=val_ratio,
+            train_size=train_size,
+            bn_batches=bn_batches,
+            precision=precision,
+            seed=seed,
+            resume=resume,
+        )

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 from datasets import Dataset, DatasetDict
 
+from aswa_hf.files import refuse_mistyped
 from aswa_hf.kge.configuration_kge import KGEConfig
 from aswa_hf.kge.reading import COLUMNS, SUFFIXES, Triples, from_table, read_triples
 from aswa_hf.kge.vocab import KGVocab
@@ -97,6 +98,10 @@ def load_kg(
         return _number(_countries(COUNTRIES[name_or_path.lower()]), name_or_path.lower())
     if path.is_file():
         raise ValueError(f"{path} is a file. Expected the folder that holds the train, valid and test files.")
+    nearest = difflib.get_close_matches(os.fspath(name_or_path).lower(), COUNTRIES, n=1, cutoff=0.8)
+    if nearest and not path.is_dir():
+        raise ValueError(f"There is no graph {os.fspath(name_or_path)!r}. Did you mean {nearest[0]!r}?")
+    refuse_mistyped(path)
     if not os.fspath(name_or_path) or (not path.is_dir() and (path.is_absolute() or len(path.parts) > 2)):
         # The Hub would be asked, five times, for what cannot be there.
         raise ValueError(_NOT_FOUND.format(str(name_or_path), "there is no such folder"))

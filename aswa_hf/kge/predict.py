@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from aswa_hf.files import refuse_mistyped
+from aswa_hf.kge.configuration_kge import KGEConfig
 from aswa_hf.kge.data import KGVocab, KnowledgeGraph
 from aswa_hf.kge.modeling_kge import KGEModel
 
@@ -41,7 +43,14 @@ class LinkPredictor:
     @classmethod
     def from_pretrained(cls, path_or_repo: Any, *, kg: KnowledgeGraph | None = None, **options: Any) -> LinkPredictor:
         """Loads model and vocabulary from a folder or a Hub repository (`revision=`, `token=`, …)."""
+        refuse_mistyped(path_or_repo)
         try:
+            kind = KGEConfig.get_config_dict(path_or_repo, **options)[0].get("model_type")
+            if kind not in (None, KGEConfig.model_type):
+                raise ValueError(
+                    f"{path_or_repo} holds a model of type {kind!r}, which is no link predictor. Expected a folder or "
+                    "repository of a knowledge-graph embedding, such as `aswa-hf train kge` writes."
+                )
             model = KGEModel.from_pretrained(path_or_repo, **options)
         except OSError as error:
             raise OSError(

@@ -39,6 +39,12 @@ def evaluate_link_prediction(
     for name, value in [("batch_size", batch_size)] * (batch_size is not None) + [("every k of ks", k) for k in ks]:
         if not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+    sizes = model.config.num_entities, model.config.num_relations
+    if sizes != (kg.num_entities, kg.num_relations):
+        raise ValueError(
+            f"The model has {sizes[0]} entities and {sizes[1]} relations, the graph {kg.num_entities} and "
+            f"{kg.num_relations}: evaluate it on the graph it was trained on."
+        )
     ranks = rank_triples(model, kg, split, batch_size)
     if len(ranks) == 0:
         raise ValueError(f"The split {split!r} has no triples to rank.")

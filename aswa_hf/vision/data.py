@@ -14,6 +14,7 @@ import torch
 from datasets import Array2D, ClassLabel, Dataset, DatasetDict, Features, Image
 from torch import Tensor
 
+from aswa_hf.files import refuse_mistyped
 from aswa_hf.strategy import warn_caller
 from aswa_hf.vision.tensors import ImageTensors, as_it_is
 
@@ -78,8 +79,8 @@ def load_cifar(
 
 def check_ratio(val_ratio: float) -> None:
     """Refuses what is no share of the training images."""
-    if isinstance(val_ratio, bool) or not 0 < val_ratio < 1:
-        raise ValueError(f"val_ratio is {val_ratio}. Expected the share of validation images, between 0 and 1.")
+    if isinstance(val_ratio, bool) or not isinstance(val_ratio, float | int) or not 0 < val_ratio < 1:
+        raise ValueError(f"val_ratio is {val_ratio!r}. Expected the share of validation images, between 0 and 1.")
 
 
 def hold_out(
@@ -112,6 +113,7 @@ def _read(name_or_path: str | os.PathLike[str], revision: str | None, cache_dir:
     """The source as it is, with a train and a test split."""
     name, path = os.fspath(name_or_path), Path(name_or_path).expanduser()
     on_disk = path.is_dir() and bool(name)
+    refuse_mistyped(path)
     if not on_disk and (not name or path.is_absolute() or len(path.parts) > 2 or path.is_file()):
         # The Hub would be asked for what cannot be there.
         raise ValueError(

@@ -46,6 +46,14 @@ class Recipe:
         rates = {name: getattr(self, name) * factor for name in ("swa_lr", "fge_high", "fge_low")}
         return replace(self, lr=lr, **rates)
 
+    def summary(self) -> str:
+        """What it says of a run, in a line."""
+        return (
+            f"{self.epochs} epochs in batches of {self.batch_size}, SGD with learning rate {self.lr:g}, momentum "
+            f"{self.momentum:g} and weight decay {self.weight_decay:g}; SWA from epoch {self.swa_start} at "
+            f"{self.swa_lr:g}"
+        )
+
     @property
     def fge_epoch(self) -> int:
         """After how many epochs FGE sets out; at least one is left for it."""

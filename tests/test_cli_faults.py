@@ -1,0 +1,94 @@
+"""What a run may meet: another process in its folder, Ctrl-C, a full disk, too little memory, typing errors."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from aswa_hf.cli import main
+from aswa_hf.kge import KGEConfig, KGEModel, evaluate_link_prediction, load_kg
+
+
+def refused(monkeypatch, *arguments):
+    """What a command says in this process, which ends with an error."""
+    monkeypatch.setattr(sys, "argv", ["aswa-hf", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert isinstance(ended.value.code, str)
+    assert "\n" not in ended.value.code
+    return ended.value.code
+
+
+def wait_for(path, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not list(path.parent.glob(path.name)):
+        assert time.monotonic() < deadline, f"{path} did not appear"
+        time.sleep(0.05)
+
+
+def test_a_folder_is_trained_in_by_one_process_and_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    options = ["train", "kge", "--dataset", "countries", "--dim", "8", "--epochs", "3000", "--output-dir", str(run)]
+    command = [sys.executable, "-m", "aswa_hf.cli", *options]
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ)
+    try:
+        wait_for(run / "train.log")
+        assert refused(monkeypatch, *options).startswith(f"aswa-hf: Another process is training in {run}.")
+        first.send_signal(signal.SIGINT)
+        _, errors = first.communicate(timeout=60)
+    finally:
+        first.kill()
+    assert first.returncode == 130
+    assert errors.strip().splitlines()[-1] == "aswa-hf: interrupted; --resume goes on from the last checkpoint"
+    # The folder is free again.
+    assert "there is no checkpoint" in refused(monkeypatch, *options, "--resume")
+
+
+def test_a_run_that_is_refused_leaves_no_folder(tmp_path, monkeypatch):
+    common = "train", "kge", "--output-dir", tmp_path / "run"
+    assert "Did you mean 'countries-s3'?" in refused(monkeypatch, *common, "--dataset", "countries-s4")
+    assert "names 'aswa' twice" in refused(
+        monkeypatch, *common, "--dataset", "countries", "--strategies", "aswa, aswa"
+    )
+    memory = refused(monkeypatch, *common, "--dataset", "countries", "--dim", 10**12)
+    assert memory.startswith("aswa-hf: There is not enough memory for this (")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_full_disk_ends_a_run_in_one_line(tmp_path, monkeypatch):
+    def save(*args, **options):
+        raise RuntimeError(
+            "[enforce fail at inline_container.cc:858] . PytorchStreamWriter failed writing file data/1"
+        )
+
+    monkeypatch.setattr(torch, "save", save)
+    common = "train", "kge", "--output-dir", tmp_path / "run", "--dataset", "countries", "--dim", 4, "--epochs", 2
+    assert "Is the disk full?" in refused(monkeypatch, *common)
+
+
+def test_mistyped_folders_are_told_apart_from_repositories(tmp_path, monkeypatch):
+    (tmp_path / "runs" / "umls-keci").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for command in (
+        ["predict", "runs/umls-kecj", "--head", "a", "--relation", "b"],
+        ["train", "kge", "--dataset", "runs/umls_keci", "--output-dir", "new"],
+        ["train", "image", "--dataset", "runs/umls-kec", "--output-dir", "new"],
+    ):
+        assert refused(monkeypatch, *command).endswith("Did you mean runs/umls-keci?")
+
+
+def test_a_model_that_is_no_link_predictor_is_named(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text('{"model_type": "timm_wrapper"}')
+    said = refused(monkeypatch, "predict", tmp_path, "--head", "a", "--relation", "b")
+    assert "holds a model of type 'timm_wrapper', which is no link predictor" in said
+
+
+def test_a_model_is_not_evaluated_on_a_graph_of_another_size():
+    kg = load_kg("countries")
+    model = KGEModel(KGEConfig(num_entities=kg.num_entities + 1, num_relations=2, dim=4, scorer="distmult"))
+    with pytest.raises(ValueError, match="The model has 276 entities and 2 relations, the graph 275 and 2"):
+        evaluate_link_prediction(model, kg)
