@@ -1,0 +1,109 @@
+"""What two of the tables measure with the weights that a finished link prediction run has kept."""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from collections import Counter
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from aswa_hf.checkpoint import library_versions
+from aswa_hf.files import write_text
+from aswa_hf.reproduce.runs import Run, results
+from aswa_hf.reproduce.tables import SHAPES, STRATEGIES
+
+# The paper's: 500 queries of every shape, and the ten best entities kept between two hops.
+QUERIES: dict[str, Any] = {"per_shape": 500, "seed": 0, "beam": 10}
+
+
+def part_file(table: str) -> str | None:
+    """Where in a run's folder the numbers of a table are, if they are not among its own results."""
+    return f"{table}.json" if table in MEASURED else None
+
+
+def is_measured(table: str, run: Run, output_dir: Path) -> bool:
+    name = part_file(table)
+    if name is None:
+        return True
+    found = results(run, output_dir, name)
+    return found is not None and found.get("settings") == _settings(table)
+
+
+def measure(table: str, run: Run, source: str, output_dir: Path) -> None:
+    """Evaluates the final weights of all strategies of a run, and writes what came of it beside its results."""
+    from aswa_hf.cli.evaluate import _with_weights
+    from aswa_hf.kge import LinkPredictor
+
+    name = part_file(table)
+    if name is None:
+        return
+    folder = output_dir / run.name
+    start = time.perf_counter()
+    kg = _graph(source)
+    predictor = LinkPredictor.from_pretrained(folder, kg=kg)
+    evaluate = MEASURED[table]
+    found = {
+        strategy: evaluate(predictor, source)
+        for strategy in _with_weights(predictor, str(folder), list(STRATEGIES[run.task]))
+    }
+    about = {"dataset": kg.name, "model": run.model, "seed": run.seed, "epochs": run.epochs}
+    content = {
+        "task": table,
+        **about,
+        "settings": _settings(table),
+        **({"queries": Counter(_queries(source)["shape"])} if table == "multi-hop" else {}),
+        "strategies": found,
+        "seconds": {"evaluate": time.perf_counter() - start},
+        "versions": library_versions(),
+    }
+    write_text(folder / name, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def _settings(table: str) -> dict[str, Any]:
+    return QUERIES if table == "multi-hop" else {}
+
+
+def _train_fit(predictor: Any, source: str) -> dict[str, Any]:
+    from aswa_hf.kge import evaluate_link_prediction
+
+    return {"train": evaluate_link_prediction(predictor.model, _graph(source), "train")}
+
+
+def _multi_hop(predictor: Any, source: str) -> dict[str, Any]:
+    from aswa_hf.kge import evaluate_queries
+
+    return {"queries": evaluate_queries(predictor, _queries(source), beam=QUERIES["beam"])}
+
+
+MEASURED = {"train-fit": _train_fit, "multi-hop": _multi_hop}
+
+
+@lru_cache(maxsize=1)
+def _graph(source: str) -> Any:
+    from aswa_hf.kge import load_kg
+
+    return load_kg(source)
+
+
+@lru_cache(maxsize=1)
+def _queries(source: str) -> Any:
+    """The queries of all shapes; a shape of which a small graph has none is left out."""
+    from datasets import concatenate_datasets
+
+    from aswa_hf.kge import generate_queries
+
+    kg = _graph(source)
+    found = []
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Found only")  # of a small graph, all there are
+        for shape in SHAPES:
+            try:
+                found.append(generate_queries(kg, shape, QUERIES["per_shape"], QUERIES["seed"]))
+            except ValueError:
+                continue
+    if not found:
+        raise ValueError(f"{kg.name} has no multi-hop queries with a hard answer.")
+    return concatenate_datasets(found)

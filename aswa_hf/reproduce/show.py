@@ -1,0 +1,136 @@
+"""A table of the paper beside what the runs gave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from rich.table import Table as RichTable
+
+from aswa_hf.reproduce.figures import Figure, paper_figures
+from aswa_hf.reproduce.parts import is_measured, part_file
+from aswa_hf.reproduce.runs import KGE_SETTINGS, RESULTS, Run, recipe_epochs, results
+from aswa_hf.reproduce.tables import IMAGES, KGE, MODELS, STRATEGIES, Table, plain
+
+ORDER = ("last", "best", "ema", "swa", "swa-all", "aswa", "fge")
+MISSING = "–"
+
+
+def rows(table: Table, runs: Sequence[Run], output_dir: Path) -> list[dict[str, Any]]:
+    """The rows of a table: `{"dataset", "model", "strategy", "val_ratio", "columns": {name: cell}}`.
+
+    A cell is `{"ours", "deviation", "runs", "paper", "paper_deviation", "difference"}`; what there is not is None.
+    """
+    found = {run: _scores(table, run, output_dir) for run in runs}
+    columns = list(table.columns)
+    if table.by_epochs:
+        columns = [str(length) for length in dict.fromkeys(run.epochs for run in runs)]
+    content = []
+    for dataset, ratio, model in dict.fromkeys((run.dataset, run.val_ratio, run.model) for run in runs):
+        group = [run for run in runs if (run.dataset, run.val_ratio, run.model) == (dataset, ratio, model)]
+        paper = _paper_rows(table, dataset, ratio, model)
+        for strategy in (name for name in ORDER if name in (*STRATEGIES[table.task], *["fge"] * table.fge)):
+            cells = {}
+            for column in columns:
+                some = [run for run in group if not table.by_epochs or str(run.epochs) == column]
+                key = "accuracy" if table.by_epochs else column
+                values = [found[run][strategy, key] for run in some if (strategy, key) in found[run]]
+                cells[column] = _cell(values, paper.get((strategy, column)))
+            content.append(
+                {"dataset": dataset, "model": model, "strategy": strategy, "val_ratio": ratio, "columns": cells}
+            )
+    return content
+
+
+def _scores(table: Table, run: Run, output_dir: Path) -> dict[tuple[str, str], float]:
+    """The numbers of a run that belong into a table, by strategy and metric."""
+    part = part_file(table.name)
+    content = results(run, output_dir, part or RESULTS)
+    if content is None or not is_measured(table.name, run, output_dir):
+        return {}
+    where, scale = {"train-fit": "train", "multi-hop": "queries"}.get(table.name, "test"), 1.0
+    if table.task == IMAGES:
+        scale = 100.0
+    found = {}
+    for strategy, measured in content["strategies"].items():
+        for name, value in measured[where].items():
+            number = value["mrr"] if isinstance(value, dict) else value
+            # What is not finite is written as a string, and has no place in a mean.
+            if isinstance(number, float):
+                found[strategy, name] = scale * number
+    return found
+
+
+def _paper_rows(table: Table, dataset: str, ratio: float | None, model: str) -> dict[tuple[str, str], Figure]:
+    found: dict[tuple[str, str], Figure] = {}
+    for (name, paper_model, strategy), numbers in paper_figures(table.name).items():
+        name, _, paper_ratio = name.partition(":")
+        if (plain(name), paper_model) == (plain(dataset), model) and (not paper_ratio or float(paper_ratio) == ratio):
+            found |= {(strategy, column): number for column, number in zip(table.figures, numbers, strict=True)}
+    return found
+
+
+def _cell(values: list[float], paper: Figure | None) -> dict[str, Any]:
+    ours = mean(values) if values else None
+    return {
+        "ours": ours,
+        "deviation": stdev(values) if len(values) > 1 else None,
+        "runs": len(values),
+        "paper": paper and paper.mean,
+        "paper_deviation": paper and paper.deviation,
+        "difference": ours - paper.mean if ours is not None and paper else None,
+    }
+
+
+def title(table: Table, runs: Sequence[Run]) -> str:
+    """What a table shows, and with which settings; where these are not the paper's, it says so."""
+    epochs = list(dict.fromkeys(run.epochs for run in runs))
+    seeds = list(dict.fromkeys(run.seed for run in runs))
+    parts = ["epochs: " + ", ".join(map(str, epochs)), "seeds: " + ", ".join(map(str, seeds))]
+    if table.task == KGE:
+        parts.append(f"d = {KGE_SETTINGS['dim']}, Adam, learning rate {KGE_SETTINGS['lr']}, KvsAll")
+    elif runs[0].train_size:
+        parts.append(f"{runs[0].train_size} training images")
+    shortened = any(run.epochs not in (table.epochs or [recipe_epochs(run.model)]) for run in runs)
+    if shortened or runs[0].train_size:
+        parts.append("not the setting of the paper")
+    return f"{table.title} ({'; '.join(parts)})"
+
+
+def as_terminal_tables(table: Table, content: Sequence[dict[str, Any]]) -> Iterator[RichTable]:
+    """A table for each dataset: under each of our numbers the paper's and the difference, where it has one."""
+    for dataset, ratio in dict.fromkeys((row["dataset"], row["val_ratio"]) for row in content):
+        some = [row for row in content if (row["dataset"], row["val_ratio"]) == (dataset, ratio)]
+        share = f", {100 * ratio:g} % of the training images for validation" if ratio is not None else ""
+        shown = RichTable(title=f"{dataset}{share}", title_justify="left")
+        for heading in ("model", "weights", ""):
+            shown.add_column(heading, no_wrap=True)
+        for column in some[0]["columns"]:
+            shown.add_column(table.columns.get(column, column), justify="right")
+        for number, row in enumerate(some):
+            first = number == 0 or some[number - 1]["model"] != row["model"]
+            if first and number:
+                shown.add_section()
+            cells = list(row["columns"].values())
+            digits = 2 if table.task == IMAGES else 3
+            has_paper = any(cell["paper"] is not None for cell in cells)
+            model = MODELS[table.task][row["model"]] if first else ""
+            shown.add_row(
+                model, row["strategy"], "ours" if has_paper else "", *(_ours(cell, digits) for cell in cells)
+            )
+            if has_paper:
+                shown.add_row("", "", "paper", *(_number(cell["paper"], digits) for cell in cells), style="dim")
+                differences = (_number(cell["difference"], digits, sign="+") for cell in cells)
+                shown.add_row("", "", "difference", *differences, style="dim")
+        yield shown
+
+
+def _ours(cell: dict[str, Any], digits: int) -> str:
+    spread = f" ± {cell['deviation']:.{digits}f}" if cell["deviation"] is not None else ""
+    return _number(cell["ours"], digits) + spread
+
+
+def _number(value: float | None, digits: int, sign: str = "") -> str:
+    return MISSING if value is None else f"{value:{sign}.{digits}f}"

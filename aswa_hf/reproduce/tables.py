@@ -1,0 +1,172 @@
+"""The paper's tables as configurations: which runs each needs, and where in a run its numbers are."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+KGE, IMAGES = "link-prediction", "image-classification"
+
+MODELS = {
+    KGE: {
+        "distmult": "DistMult",
+        "complex": "ComplEx",
+        "qmult": "QMult",
+        "keci": "Keci",
+        "rescal": "RESCAL",
+        "tucker": "TuckER",
+    },
+    IMAGES: {
+        "vgg16_cifar": "VGG16",
+        "vgg16_bn_cifar": "VGG16BN",
+        "vgg19_cifar": "VGG19",
+        "vgg19_bn_cifar": "VGG19BN",
+        "preresnet20_cifar": "ResNet-20",
+        "preresnet110_cifar": "ResNet-110",
+        "preresnet164_cifar": "ResNet-164",
+        "wrn28_10_cifar": "WRN-28-10",
+    },
+}
+# A run ships the first.
+STRATEGIES = {
+    KGE: ("aswa", "swa-all", "swa", "ema", "best", "last"),
+    IMAGES: ("aswa", "swa", "ema", "best", "last"),
+}
+# What load_kg and load_cifar find without a folder.
+BUILT_IN = {KGE: ("countries", "countries-s1", "countries-s2", "countries-s3"), IMAGES: ("digits",)}
+ON_THE_HUB = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}
+
+RANKING = {"mrr": "MRR", "hits@1": "@1", "hits@3": "@3", "hits@10": "@10"}
+SHAPES = {shape: shape for shape in ("2p", "3p", "2i", "3i", "ip", "pi", "2u", "up")}
+# The shapes of the paper's table; it has no column for 2i.
+PAPER_SHAPES = tuple(shape for shape in SHAPES if shape != "2i")
+LONG_RUNS = tuple(range(300, 1001, 100))
+
+
+@dataclass(frozen=True)
+class Table:
+    """One of the paper's tables. Without `epochs`, its runs are as long as the recipes of their models say."""
+
+    name: str
+    title: str
+    task: str
+    datasets: tuple[str, ...]
+    models: tuple[str, ...]
+    columns: dict[str, str]
+    figures: tuple[str, ...]
+    epochs: tuple[int, ...] = ()
+    val_ratios: tuple[float, ...] = (0.05,)
+    fge: bool = False
+
+    @property
+    def by_epochs(self) -> bool:
+        """Whether the columns are lengths of runs."""
+        return not self.columns
+
+
+_KGE_MODELS = ("distmult", "complex", "qmult", "keci")
+_LINKS = Table(
+    "link-prediction",
+    "Link prediction on the test split",
+    KGE,
+    ("WN18RR", "FB15K-237", "YAGO3-10"),
+    _KGE_MODELS,
+    RANKING,
+    tuple(RANKING),
+    epochs=(256,),
+)
+_CIFAR_10 = Table(
+    "cifar-epochs",
+    "Test accuracy (%) by the number of epochs",
+    IMAGES,
+    ("CIFAR-10",),
+    ("preresnet164_cifar", "vgg16_cifar", "vgg16_bn_cifar"),
+    {},
+    tuple(map(str, LONG_RUNS)),
+    epochs=LONG_RUNS,
+)
+TABLES = {
+    table.name: table
+    for table in (
+        Table(
+            "cifar",
+            "Test accuracy (%)",
+            IMAGES,
+            ("CIFAR-100", "CIFAR-10"),
+            ("vgg16_bn_cifar", "preresnet164_cifar", "wrn28_10_cifar"),
+            {"accuracy": "accuracy"},
+            ("accuracy",),
+            fge=True,
+        ),
+        _CIFAR_10,
+        replace(
+            _CIFAR_10,
+            name="cifar-ratios",
+            title="Test accuracy (%) by the number of epochs and the share of validation images",
+            models=("vgg16_cifar", "vgg16_bn_cifar"),
+            val_ratios=(0.1, 0.2),
+        ),
+        _LINKS,
+        replace(
+            _LINKS,
+            name="nell",
+            title="Link prediction on NELL-995",
+            datasets=("NELL-995-h100", "NELL-995-h75", "NELL-995-h50"),
+        ),
+        replace(
+            _LINKS,
+            name="multi-hop",
+            title="MRR of the hard answers of multi-hop queries",
+            datasets=("FB15K-237",),
+            columns=SHAPES,
+            figures=PAPER_SHAPES,
+        ),
+        replace(
+            _LINKS,
+            name="train-fit",
+            title="Link prediction on the training split",
+            datasets=("FB15K-237", "YAGO3-10"),
+        ),
+    )
+}
+
+
+def plain(name: str) -> str:
+    """A name without what people write differently: FB15K-237 and fb15k_237 are fb15k237."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def find_table(name: str) -> Table:
+    if name not in TABLES:
+        raise ValueError(f"There is no table {name!r}. The paper's tables are {', '.join(TABLES)}.")
+    return TABLES[name]
+
+
+def find_models(table: Table, names: list[str] | None) -> list[str]:
+    """The asked models, `vgg16` standing for `vgg16_cifar`; without names those of the table."""
+    known = MODELS[table.task]
+    found = []
+    for name in table.models if names is None else names:
+        key = next((key for key in (name.lower(), f"{name.lower()}_cifar") if key in known), None)
+        if key is None:
+            raise ValueError(f"--models: there is no {name!r}. Table {table.name} takes {', '.join(known)}.")
+        found.append(key)
+    return list(dict.fromkeys(found))
+
+
+def find_dataset(table: Table, name: str, data_dir: Path) -> str:
+    """What load_kg or load_cifar takes for a dataset: a folder below `data_dir`, a built-in name or a Hub id."""
+    for folder in (*sorted(data_dir.glob("*")), *sorted(data_dir.glob("*/*"))):
+        if folder.is_dir() and plain(folder.name) == plain(name):
+            return str(folder)
+    if name.lower() in BUILT_IN[table.task]:
+        return name.lower()
+    if "/" in name:
+        return name
+    if table.task == IMAGES and plain(name) in ON_THE_HUB:
+        return ON_THE_HUB[plain(name)]
+    raise ValueError(
+        f"{name} is missing: there is no folder of that name in {data_dir} or a folder below it. Put its files into "
+        f"{data_dir / name}, or say where it is with --data-dir, or give a Hub dataset (user/name) to --datasets."
+    )
