@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import shlex
@@ -31,6 +32,9 @@ from aswa_hf.trajectory import encode_number, plot_trajectories
 
 RESULTS, LOG, PICTURE, SETTINGS = "results.json", "train.log", "trajectory.png", "settings.json"
 LOCK = ".lock"
+
+# Checkpoints that follow each other within a second are told apart by their numbers; the Trainer warns of each.
+logging.getLogger("transformers.trainer_utils").addFilter(lambda record: "mtime" not in record.getMessage())
 
 
 def is_main_process() -> bool:
