@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from enum import Enum
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from aswa_hf import policy
 from aswa_hf.files import write_text
@@ -140,10 +140,10 @@ def load_trajectories(path: str | Path) -> tuple[dict[str, Trajectory], dict[str
 
 
 def plot_trajectories(
-    trajectories: Mapping[str, Trajectory], path: str | Path | BinaryIO, *, metric: str = "score", title: str = ""
+    trajectories: Mapping[str, Trajectory], path: str | Path, *, metric: str = "score", title: str = ""
 ) -> None:
-    """Draws running and ensemble scores over the run, with ASWA's soft, hard and reject decisions marked, as a PNG."""
-    draw_trajectories(trajectories, metric=metric, title=title).savefig(path, dpi=130, format="png")
+    """Draws running and ensemble scores over the run, with ASWA's soft, hard and reject decisions marked."""
+    draw_trajectories(trajectories, metric=metric, title=title).savefig(path, dpi=130)
 
 
 def draw_trajectories(trajectories: Mapping[str, Trajectory], *, metric: str = "score", title: str = "") -> Any:

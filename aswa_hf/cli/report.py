@@ -1,0 +1,49 @@
+"""`aswa-hf report`: one page over one or many runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or the results.json of runs under any name.")],
+    output: Annotated[Path, typer.Option(help="The page; its pictures go to a folder beside it, too.")] = Path(
+        "report.html"
+    ),
+    as_json: Annotated[bool, typer.Option("--json", help="Print what the page says as JSON.")] = False,
+) -> None:
+    """Compare the strategies of runs on one page: results over seeds, trajectories, and a test of ASWA's gains.
+
+    Example: `aswa-hf report runs/* --output report.html`
+    """
+    from aswa_hf.report import write_report
+
+    told = write_report(runs, output, _progress)
+    if as_json:
+        typer.echo(json.dumps(told, allow_nan=False))
+        return
+    for note in told["notes"]:
+        typer.echo(f"Note: {note}")
+    for task in told["tasks"]:
+        for comparison in task["comparisons"]:
+            if comparison["metric"] == task["metric"]:
+                typer.echo(_line(task, comparison))
+    typer.echo(f"Written: {told['report']} and {len(told['pictures'])} pictures in {Path(output).stem}_files")
+
+
+def _line(task: dict[str, Any], c: dict[str, Any]) -> str:
+    counts = f"better {c['wins']}, level {c['ties']}, worse {c['losses']}"
+    test = f", median {c['median']:+.4f}, p {c['p']:.2g} (n {c['n']})" if len(c["gains"]) > 1 else ""
+    return f"{task['task']}, test {task['metric']}: ASWA against {c['other']}: {counts}{test}"
+
+
+def _progress(jobs: list[Any]) -> Iterable[Any]:
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(jobs, "drawing", transient=True, console=Console(stderr=True))

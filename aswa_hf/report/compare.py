@@ -1,0 +1,187 @@
+"""ASWA beside the other strategies of the same runs: means over seeds, wins, ties and losses, and their tests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import combinations
+from statistics import fmean
+
+from aswa_hf.card import STRATEGIES
+from aswa_hf.report.gather import Run, same_scores
+from aswa_hf.report.statistics import Spread, holm, rounded, signed_rank, spread, win_tie_loss
+
+OURS = "aswa"
+ALL = "all metrics"
+
+Pair = tuple[str, str]  # dataset, model
+Groups = dict[Pair, list[Run]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """ASWA against another strategy on the test split: a gain above zero is in ASWA's favour."""
+
+    other: str
+    metric: str
+    gains: dict[str, float]
+    wins: int
+    ties: int
+    losses: int
+    n: int
+    statistic: float
+    p: float
+    p_holm: float
+    median: float
+
+
+@dataclass(frozen=True)
+class Behind:
+    """A dataset and model on which another strategy has the better mean."""
+
+    pair: Pair
+    other: str
+    ours: Spread
+    theirs: Spread
+    gap: float
+
+
+def by_pair(runs: Iterable[Run]) -> Groups:
+    """The runs of each dataset and model: its seeds."""
+    groups: Groups = {}
+    for run in runs:
+        groups.setdefault((run.dataset, run.model), []).append(run)
+    return groups
+
+
+def strategies_of(runs: Iterable[Run]) -> list[str]:
+    """The names of all strategies, the known ones first and in the order of the cards."""
+    found = dict.fromkeys(name for run in runs for name in run.scores)
+    return [name for name in STRATEGIES if name in found] + sorted(name for name in found if name not in STRATEGIES)
+
+
+def splits_of(runs: Iterable[Run]) -> list[str]:
+    """The splits that were measured: test, validation, and others."""
+    found = {split for run in runs for result in run.scores.values() for split in result}
+    return [split for split in ("test", "validation") if split in found] + sorted(found - {"test", "validation"})
+
+
+def metrics_of(runs: Iterable[Run], split: str) -> list[str]:
+    """The metrics of a split, in the order of the files."""
+    return list(
+        dict.fromkeys(metric for run in runs for result in run.scores.values() for metric in result.get(split, {}))
+    )
+
+
+def value(run: Run, strategy: str, split: str, metric: str) -> float | None:
+    return run.scores.get(strategy, {}).get(split, {}).get(metric)
+
+
+def over_seeds(runs: Iterable[Run], strategy: str, split: str, metric: str) -> Spread | None:
+    """Mean ± standard deviation of a strategy over the seeds that have it."""
+    values = [found for run in runs if (found := value(run, strategy, split, metric)) is not None]
+    return spread(values) if values else None
+
+
+def best_strategies(runs: list[Run], names: Iterable[str], split: str, metric: str) -> set[str]:
+    """Which strategies have the best mean, as it is shown."""
+    means = {name: found.mean for name in names if (found := over_seeds(runs, name, split, metric))}
+    finite = {name: rounded([mean])[0] for name, mean in means.items() if math.isfinite(mean)}
+    if not finite:
+        return set()
+    best = min(finite.values()) if _is_lower(runs, metric) else max(finite.values())
+    return {name for name, mean in finite.items() if mean == best}
+
+
+def twins(groups: Groups) -> dict[Pair, Pair]:
+    """Models with the very results of another on the same dataset, over all seeds they share, by that other one.
+
+    Such a model is the other one under another name: Keci over Cl(0, 1) is ComplEx.
+    """
+    same: dict[Pair, Pair] = {}
+    # The one with most seeds is counted, the first by name among equals.
+    ordered = sorted(groups, key=lambda pair: (-len(groups[pair]), pair))
+    for one, other in combinations(ordered, 2):
+        if one[0] != other[0] or one in same or other in same:
+            continue
+        ours, theirs = ({run.seed: run for run in groups[pair] if run.seed is not None} for pair in (one, other))
+        shared = ours.keys() & theirs.keys()
+        if shared and all(same_scores(ours[seed].scores, theirs[seed].scores) for seed in shared):
+            same[other] = one
+    return same
+
+
+def gains(groups: Groups, other: str, metric: str) -> tuple[dict[Pair, float], list[Pair]]:
+    """ASWA's mean test gain over another strategy by pair, over the seeds that have both; pairs without a number."""
+    found: dict[Pair, float] = {}
+    broken: list[Pair] = []
+    for pair, runs in groups.items():
+        both = [(value(run, OURS, "test", metric), value(run, other, "test", metric)) for run in runs]
+        differences = [ours - theirs for ours, theirs in both if ours is not None and theirs is not None]
+        if not differences:
+            continue
+        gain = fmean(differences)
+        if math.isfinite(gain):
+            found[pair] = -gain if _is_lower(runs, metric) else gain
+        else:
+            broken.append(pair)
+    return found, broken
+
+
+def poolable(groups: Groups, metrics: Iterable[str]) -> list[str]:
+    """The metrics on one scale, from 0 to 1: only their differences can be ranked together."""
+    runs = [run for members in groups.values() for run in members]
+    return [
+        metric
+        for metric in metrics
+        if not _is_lower(runs, metric)
+        and all(
+            0 <= found <= 1
+            for run in runs
+            for name in run.scores
+            if (found := value(run, name, "test", metric)) is not None and math.isfinite(found)
+        )
+    ]
+
+
+def compare(groups: Groups, metrics: list[str], label: str) -> list[Comparison]:
+    """ASWA against each other strategy over all (dataset, model, metric) pairs; the tests are one family."""
+    runs = [run for members in groups.values() for run in members]
+    comparisons = []
+    for other in strategies_of(runs):
+        if other == OURS:
+            continue
+        found = {
+            " · ".join(filter(None, (*pair, metric if len(metrics) > 1 else ""))): gain
+            for metric in metrics
+            for pair, gain in gains(groups, other, metric)[0].items()
+        }
+        if not found:
+            continue
+        wins, ties, losses = win_tie_loss(list(found.values()))
+        test = signed_rank(list(found.values()))
+        comparisons.append(
+            Comparison(other, label, found, wins, ties, losses, test.n, test.statistic, test.p, math.nan, test.median)
+        )
+    adjusted = holm([comparison.p for comparison in comparisons])
+    return [replace(comparison, p_holm=p) for comparison, p in zip(comparisons, adjusted, strict=True)]
+
+
+def behind(groups: Groups, metric: str) -> list[Behind]:
+    """Every dataset and model on which ASWA's mean is not the best, with the best other strategy."""
+    found = []
+    for pair, runs in groups.items():
+        ahead = []
+        for other in strategies_of(runs):
+            gap = -gains({pair: runs}, other, metric)[0].get(pair, 0.0)
+            if other != OURS and rounded([gap])[0] > 0:
+                ours, theirs = (over_seeds(runs, name, "test", metric) for name in (OURS, other))
+                if ours and theirs:
+                    ahead.append(Behind(pair, other, ours, theirs, gap))
+        found += sorted(ahead, key=lambda b: -b.gap)[:1]
+    return sorted(found, key=lambda b: (-b.gap, b.pair))
+
+
+def _is_lower(runs: Iterable[Run], metric: str) -> bool:
+    return any(metric in run.lower for run in runs)

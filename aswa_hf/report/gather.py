@@ -1,0 +1,227 @@
+"""Runs as they lie on disk: what they measured and how their strategies got there, checked on reading."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from aswa_hf.card import RESULTS, TRAJECTORY
+from aswa_hf.trajectory import FORMAT, Trajectory, decode_numbers, load_trajectories
+
+Scores = dict[str, dict[str, dict[str, float]]]
+
+LOWER_IS_BETTER = ("loss", "mean_rank", "perplexity", "error")
+# What tells runs of the same model on the same dataset apart, beside the seed: these, and options of the command
+# but for those that results.json tells anyway or that do not touch the training.
+SETTINGS = ("epochs", "dim", "recipe")
+OTHER_OPTIONS = {"--dataset", "--model", "--seed", "--output-dir", "--resume", "--strategies"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run: the metrics of each strategy by split, and the trajectories if they were kept."""
+
+    source: str
+    task: str
+    dataset: str
+    model: str
+    seed: int | None
+    scores: Scores
+    settings: dict[str, Any] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
+    trajectories: dict[str, Trajectory] = field(default_factory=dict)
+    metric: str = ""
+    lower: frozenset[str] = frozenset()
+
+    @property
+    def title(self) -> str:
+        seed = "" if self.seed is None else f", seed {self.seed}"
+        return f"{self.model} on {self.dataset}{seed}" if self.dataset else f"{self.model}{seed}"
+
+
+def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
+    """The runs in a fixed order, and what is to be said about them; the same run given twice counts once."""
+    runs = sorted((read_run(path) for path in dict.fromkeys(map(Path, paths))), key=_place)
+    if not runs:
+        raise ValueError("A report needs at least one run: a run folder, or the results.json of one.")
+    kept, notes = [], []
+    for _, same in groupby(runs, key=_place):
+        first, *others = same
+        kept.append(first)
+        for other in others:
+            if not same_scores(first.scores, other.scores):
+                raise ValueError(
+                    f"{first.source} and {other.source} are both {first.title} with the same settings, but their "
+                    "results differ. Give one of them."
+                )
+            if other.trajectories and not kept[-1].trajectories:
+                kept[-1] = replace(other, source=first.source)
+            notes.append(f"{other.source} is the same run as {first.source} and counts once.")
+    return _named_apart(kept), notes
+
+
+def read_run(path: str | Path) -> Run:
+    """A run folder, a results.json under any name, or a trajectory file."""
+    path = Path(path)
+    if path.is_dir():
+        return _read_folder(path)
+    if not path.exists():
+        raise ValueError(f"{path} does not exist. Expected a run folder, or the results.json of one.")
+    content = _read_json(path)
+    return _from_trajectory(path, path) if content.get("format") == FORMAT else _from_results(path, content)
+
+
+def same_scores(one: Scores, other: Scores) -> bool:
+    """Whether two runs measured the same, to the last digit that is not floating-point noise."""
+    ours, theirs = _flat(one), _flat(other)
+    return ours.keys() == theirs.keys() and all(
+        math.isclose(value, theirs[key], rel_tol=1e-9, abs_tol=1e-9) or (value != value and theirs[key] != theirs[key])
+        for key, value in ours.items()
+    )
+
+
+def _read_folder(folder: Path) -> Run:
+    trajectory = next((folder / name for name in (TRAJECTORY, "trajectory.json") if (folder / name).is_file()), None)
+    if (folder / RESULTS).is_file():
+        run = _from_results(folder / RESULTS, _read_json(folder / RESULTS), source=folder)
+        return run if trajectory is None else _with_trajectories(run, trajectory)
+    if trajectory is not None:
+        return _from_trajectory(trajectory, folder)
+    if any(folder.glob("checkpoint-*")):
+        raise ValueError(f"The run in {folder} has no {RESULTS} yet: it was not finished. Go on with it by --resume.")
+    inside = any((child / RESULTS).is_file() or child.suffix == ".json" for child in folder.iterdir())
+    hint = f" There are results inside: give them as {folder}/*." if inside else ""
+    raise ValueError(f"{folder} is no run: it has neither {RESULTS} nor {TRAJECTORY}.{hint}")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not a JSON file ({error}). Expected the results of a run.") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}. Expected the results of a run, an object.")
+    return decode_numbers(content)
+
+
+def _from_results(path: Path, content: dict[str, Any], source: Path | None = None) -> Run:
+    missing = [key for key in ("task", "dataset", "model", "strategies") if not content.get(key)]
+    if missing:
+        raise ValueError(
+            f"{path} has no {missing[0]!r}. Expected the results.json of a run, as `aswa-hf train` writes."
+        )
+    if not isinstance(content["strategies"], dict):
+        raise ValueError(f"{path}: 'strategies' must map names to results, got {content['strategies']!r}.")
+    seed = content.get("seed")
+    if not (seed is None or isinstance(seed, int)):
+        raise ValueError(f"{path}: 'seed' must be a whole number, got {seed!r}.")
+    scores = {name: _splits(path, name, result) for name, result in content["strategies"].items()}
+    metrics = {metric for result in scores.values() for values in result.values() for metric in values}
+    return Run(
+        source=str(source or path),
+        task=str(content["task"]),
+        dataset=str(content["dataset"]),
+        model=str(content["model"]),
+        seed=seed,
+        scores=scores,
+        settings={key: content[key] for key in SETTINGS if key in content} | _options(content.get("command", "")),
+        about=content,
+        lower=frozenset(metric for metric in metrics if metric.endswith(LOWER_IS_BETTER)),
+    )
+
+
+def _splits(path: Path, name: str, result: Any) -> dict[str, dict[str, float]]:
+    """The metrics of a strategy by split; whatever else is told of it is passed over."""
+    parts = result.items() if isinstance(result, dict) else ()
+    splits = {split: dict(_leaves(values)) for split, values in parts if isinstance(values, dict)}
+    if not any(splits.values()):
+        raise ValueError(f"{path}: strategy {name!r} has no metrics of a split, such as 'test'. Got {result!r}.")
+    for split, values in splits.items():
+        for metric, value in values.items():
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise ValueError(f"{path}: {name} {split} {metric} must be a number, got {value!r}.")
+    return splits
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """Metrics, also those in groups: {"2p": {"mrr": …}} gives "2p mrr"."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{name} ")
+        else:
+            yield prefix + name, value
+
+
+def _from_trajectory(path: Path, source: Path) -> Run:
+    """A run of which only the trajectory was kept: its own account if there is one, else the last scores."""
+    trajectories, about = load_trajectories(path)
+    if isinstance(about.get("run"), dict):
+        return _with_trajectories(_from_results(path, decode_numbers(about["run"]), source=source), path)
+    metric, tested = str(about.get("metric", "score")), about.get("test")
+    scores: Scores = {}
+    for name, trajectory in trajectories.items():
+        if trajectory and trajectory[-1].score is not None:
+            scores[name] = {"validation": {metric: trajectory[-1].score}}
+            if isinstance(tested, dict) and isinstance(tested.get(name), float):
+                scores[name]["test"] = {metric: tested[name]}
+    if not scores:
+        raise ValueError(f"{path} has no strategy with a score. Expected the trajectory of a run.")
+    name = source.resolve().stem if source.is_file() else source.resolve().name
+    run = Run(str(source), task="training", dataset="", model=name, seed=None, scores=scores, about=about)
+    return _with_trajectories(run, path)
+
+
+def _with_trajectories(run: Run, path: Path) -> Run:
+    trajectories, about = load_trajectories(path)
+    metric = str(about.get("metric", ""))
+    lower = run.lower - {metric} if about.get("greater_is_better", True) else run.lower | {metric}
+    return replace(run, trajectories=trajectories, metric=metric, lower=lower)
+
+
+def _options(command: Any) -> dict[str, str]:
+    """The options of a training command that may change its results."""
+    words = str(command).split()
+    if words[1:2] != ["train"]:
+        return {}
+    options: dict[str, str] = {}
+    name = ""
+    for word in words[2:]:
+        if word.startswith("--"):
+            name, _, options[name] = word.partition("=")
+        elif name:
+            options[name] = f"{options[name]} {word}".strip()
+    known = {f"--{key}" for key in SETTINGS} | OTHER_OPTIONS
+    return {name: value for name, value in sorted(options.items()) if name not in known}
+
+
+def _named_apart(runs: list[Run]) -> list[Run]:
+    """Runs of the same model on the same dataset with other settings are told apart by these: "keci, dim 64"."""
+    named = []
+    for _, group in groupby(runs, key=lambda run: (run.task, run.dataset, run.model)):
+        members = list(group)
+        keys = dict.fromkeys(key for run in members for key in run.settings)
+        differing = [key for key in keys if len({str(run.settings.get(key, "default")) for run in members}) > 1]
+        for run in members:
+            told = [f"{key.lstrip('-')} {run.settings.get(key, 'default')}".strip() for key in differing]
+            named.append(replace(run, model=", ".join([run.model, *told])))
+    return named
+
+
+def _place(run: Run) -> tuple[Any, ...]:
+    settings = json.dumps(run.settings, sort_keys=True, default=str)
+    unknown = run.source if run.seed is None else ""
+    return run.task, run.dataset, run.model, settings, -1 if run.seed is None else run.seed, unknown
+
+
+def _flat(scores: Scores) -> dict[tuple[str, str, str], float]:
+    return {
+        (name, split, metric): value
+        for name, result in scores.items()
+        for split, values in result.items()
+        for metric, value in values.items()
+    }

@@ -1,0 +1,261 @@
+"""The page of a report: everything it says as plain data, then as HTML with its pictures inside."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from aswa_hf.card import STRATEGIES
+from aswa_hf.files import replacing, write_text
+from aswa_hf.report import compare
+from aswa_hf.report.compare import ALL, OURS, Behind, Comparison, Groups, Pair
+from aswa_hf.report.gather import Run, read_runs
+from aswa_hf.report.pictures import comparison_picture, gains_picture, trajectory_picture
+from aswa_hf.report.statistics import Spread
+from aswa_hf.trajectory import Decision, encode_number
+
+TEMPLATE = "page.html"
+
+
+@dataclass
+class Task:
+    """What a report says of the runs of one task."""
+
+    name: str
+    groups: Groups
+    strategies: list[str]
+    splits: list[str]
+    metric: str
+    twins: dict[Pair, Pair]
+    counted: Groups
+    pooled: list[str]
+    comparisons: dict[str, list[Comparison]]
+    behind: list[Behind]
+    shared: int
+    pictures: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for members in self.groups.values() for run in members]
+
+    @property
+    def datasets(self) -> list[tuple[str, list[Run]]]:
+        """The runs with a trajectory, by dataset."""
+        shown = [run for run in self.runs if run.trajectories]
+        return [(name, list(runs)) for name, runs in groupby(shown, key=lambda run: run.dataset)]
+
+    def metrics(self, split: str) -> list[str]:
+        return compare.metrics_of(self.runs, split)
+
+    def spread(self, pair: Pair, strategy: str, split: str, metric: str) -> Spread | None:
+        return compare.over_seeds(self.groups[pair], strategy, split, metric)
+
+    def best(self, pair: Pair, split: str, metric: str) -> set[str]:
+        return compare.best_strategies(self.groups[pair], self.strategies, split, metric)
+
+    def is_lower(self, metric: str) -> bool:
+        return any(metric in run.lower for run in self.runs)
+
+
+def write_report(
+    paths: Iterable[str | Path], output: str | Path, track: Callable[[list[Any]], Iterable[Any]] = iter
+) -> dict[str, Any]:
+    """Writes the page and its pictures, and gives what the page says as plain data.
+
+    The page holds its pictures; the same stand as PNGs in the folder `<page>_files` beside it.
+    """
+    output = Path(output)
+    if output.suffix.lower() not in (".html", ".htm") or output.is_dir():
+        raise ValueError(f"The report is an HTML page, so --output must end in .html; got {output}.")
+    runs, notes = read_runs(paths)
+    tasks = [_task(name, list(members)) for name, members in groupby(runs, key=lambda run: run.task)]
+    notes += [note for task in tasks for note in _notes(task)]
+    pictures: dict[str, bytes] = {}
+    for name, draw in track([job for task in tasks for job in _jobs(task)]):
+        pictures[name] = draw()
+    html = _render(tasks, notes, pictures)
+    folder = output.with_name(f"{output.stem}_files")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in pictures.items():
+        with replacing(folder / name) as temporary:
+            temporary.write_bytes(content)
+    write_text(output, html)
+    return _as_data(tasks, notes) | {"report": str(output), "pictures": [str(folder / name) for name in pictures]}
+
+
+def _task(name: str, runs: list[Run]) -> Task:
+    groups = compare.by_pair(runs)
+    twins = compare.twins(groups)
+    counted = {pair: members for pair, members in groups.items() if pair not in twins}
+    splits = compare.splits_of(runs)
+    tested = compare.metrics_of(runs, "test")
+    pooled = compare.poolable(counted, tested)
+    comparisons = {metric: compare.compare(counted, [metric], metric) for metric in tested}
+    if len(pooled) > 1:
+        comparisons[ALL] = compare.compare(counted, pooled, ALL)
+    strategies = compare.strategies_of(runs)
+    metric = (tested or compare.metrics_of(runs, splits[0]))[0]
+    behind = compare.behind(counted, metric) if tested else []
+    best = [compare.best_strategies(members, strategies, "test", metric) for members in counted.values()]
+    return Task(
+        name=name,
+        groups=groups,
+        strategies=strategies,
+        splits=splits,
+        metric=metric,
+        twins=twins,
+        counted=counted,
+        pooled=pooled,
+        comparisons={key: found for key, found in comparisons.items() if found},
+        behind=behind,
+        shared=sum(OURS in names and len(names) > 1 for names in best),
+    )
+
+
+def _notes(task: Task) -> list[str]:
+    """What a reader must know of the runs before believing the figures."""
+    notes = []
+    merged: dict[tuple[str, str], list[str]] = {}
+    for (dataset, model), (_, first) in task.twins.items():
+        merged.setdefault((model, first), []).append(dataset)
+    for (model, first), datasets in merged.items():
+        notes.append(
+            f"{model} and {first} have identical results for every seed they share on {_listed(datasets)}: they are "
+            f"the same model there (as Keci over Cl(0, 1) is ComplEx). The counts and tests take {first} alone."
+        )
+    for other in task.strategies:
+        broken = {
+            " · ".join(filter(None, pair))
+            for metric in task.metrics("test")
+            for pair in compare.gains(task.counted, other, metric)[1]
+        }
+        if other != OURS and broken:
+            notes.append(
+                f"ASWA or {other} has a test value that is no finite number on {_listed(sorted(broken))}: left out of "
+                f"the counts and tests against {other}."
+            )
+    some = [run.source for run in task.runs if not set(task.strategies) <= set(run.scores)]
+    if some:
+        notes.append(f"Not every run has every strategy ({_listed(some)}); each comparison takes the seeds with both.")
+    without = [run.source for run in task.runs if not run.trajectories]
+    if without:
+        told = _listed(without) if len(without) <= 4 else f"{len(without)} runs"
+        notes.append(f"No trajectory was kept with {told}: the results are shown without decisions.")
+    return notes
+
+
+def _jobs(task: Task) -> list[tuple[str, Callable[[], bytes]]]:
+    """The pictures to draw: the name of the file, and the drawing."""
+    jobs: list[tuple[str, Callable[[], bytes]]] = []
+
+    def add(key: str, name: str, draw: Callable[..., bytes], *given: Any) -> None:
+        taken = set(task.pictures.values())
+        stem = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+        file = next(f for i in range(1, len(taken) + 2) if (f := f"{stem}{f'-{i}' if i > 1 else ''}.png") not in taken)
+        task.pictures[key] = file
+        jobs.append((file, lambda: draw(*given)))
+
+    if "test" in task.splits:
+        add("comparison", f"{task.name} comparison", comparison_picture, task.counted, task.strategies, task.metric)
+    if len(task.counted) > 1 and task.metric in task.comparisons:
+        add("gains", f"{task.name} gains", gains_picture, task.comparisons[task.metric], task.metric)
+    for run in task.runs:
+        if run.trajectories:
+            seed = "" if run.seed is None else run.seed
+            add(run.source, f"{task.name} {run.dataset} {run.model} {seed}", trajectory_picture, run)
+    return jobs
+
+
+def story(run: Run) -> dict[str, Any]:
+    """What happened in a run, in numbers: decisions, members, the last change, and how the running model fared."""
+    trajectory = run.trajectories.get(OURS)
+    if not trajectory:
+        return {}
+    decisions = trajectory.decisions
+    changes = [record for record in trajectory if record.decision is not Decision.REJECT]
+    seen = [r for r in trajectory if r.running_score is not None and r.running_score == r.running_score]
+    sign = -1 if run.metric in run.lower else 1
+    best = max(seen, key=lambda r: sign * (r.running_score or 0.0), default=None)
+
+    def epoch(record: Any) -> float | None:
+        return None if record is None else record.index + 1 if record.epoch is None else record.epoch
+
+    return {
+        **{decision.value: decisions.count(decision) for decision in Decision},
+        "points": len(trajectory),
+        "members": sum(alpha > 0 for alpha in trajectory.alphas),
+        "last_change": epoch(changes[-1] if changes else None),
+        "running_best": best.running_score if best else None,
+        "running_best_epoch": epoch(best),
+        "running_last": seen[-1].running_score if seen else None,
+        "score": trajectory[-1].score,
+    }
+
+
+def _render(tasks: list[Task], notes: list[str], pictures: dict[str, bytes]) -> str:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"number": _number, "gain": lambda v: _number(v, sign="+"), "p": _p}
+    embedded = {name: f"data:image/png;base64,{base64.b64encode(png).decode()}" for name, png in pictures.items()}
+    return environment.get_template(TEMPLATE).render(
+        tasks=tasks, notes=notes, embedded=embedded, story=story, labels=STRATEGIES, ours=OURS, all_metrics=ALL
+    )
+
+
+def _as_data(tasks: list[Task], notes: list[str]) -> dict[str, Any]:
+    """What the page says, for a program to read."""
+    data = {
+        "notes": notes,
+        "tasks": [
+            {
+                "task": task.name,
+                "metric": task.metric,
+                "results": [
+                    {"dataset": pair[0], "model": pair[1], "split": split, "metric": metric, "strategy": name}
+                    | vars(found)
+                    for pair in task.groups
+                    for split in task.splits
+                    for metric in task.metrics(split)
+                    for name in task.strategies
+                    if (found := task.spread(pair, name, split, metric))
+                ],
+                "counted_once": [{"dataset": p[0], "model": p[1], "as": t[1]} for p, t in task.twins.items()],
+                "comparisons": [vars(one) for found in task.comparisons.values() for one in found],
+                "behind": [
+                    {"dataset": b.pair[0], "model": b.pair[1], "strategy": b.other, "gap": b.gap} for b in task.behind
+                ],
+                "runs": [
+                    {"source": run.source, "dataset": run.dataset, "model": run.model, "seed": run.seed} | story(run)
+                    for run in task.runs
+                ],
+            }
+            for task in tasks
+        ],
+    }
+    return encode_number(data)
+
+
+def _number(value: float | None, sign: str = "") -> str:
+    if value is None:
+        return "–"
+    return f"{value:{sign}.4f}" if abs(value) < 10 else f"{value:{sign}.2f}"
+
+
+def _p(value: float) -> str:
+    return "< 0.0001" if value < 0.0001 else f"{value:.4f}"
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
