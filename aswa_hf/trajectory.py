@@ -159,13 +159,13 @@ def draw_trajectories(trajectories: Mapping[str, Trajectory], *, metric: str = "
     def line(scores: Iterable[float | None], **style: Any) -> None:
         axis.plot(x, [math.nan if s is None or not math.isfinite(s) else s for s in scores], **style)
 
-    line((r.running_score for r in trajectories[main]), color="0.6", lw=1.2, marker=".", ms=4, label="running model")
+    line((r.running_score for r in trajectories[main]), color="0.55", lw=1.2, marker=".", ms=4, label="running model")
     for name, style in (("swa", (0, (1, 1))), ("ema", (0, (4, 2)))):
         if name in trajectories and name != main:
             axis.plot(
                 [_position(r) for r in trajectories[name] if r.score is not None],
                 [r.score for r in trajectories[name] if r.score is not None],
-                color="tab:purple" if name == "swa" else "tab:olive",
+                color="tab:purple" if name == "swa" else "#8a8a10",
                 ls=style,
                 lw=1.3,
                 label=name.upper(),

@@ -56,9 +56,14 @@ def by_pair(runs: Iterable[Run]) -> Groups:
 
 
 def strategies_of(runs: Iterable[Run]) -> list[str]:
-    """The names of all strategies, the known ones first and in the order of the cards."""
-    found = dict.fromkeys(name for run in runs for name in run.scores)
-    return [name for name in STRATEGIES if name in found] + sorted(name for name in found if name not in STRATEGIES)
+    """The names of all strategies in the order of the cards; a variant such as swa-all stands beside its own kind."""
+    known = list(STRATEGIES)
+
+    def place(name: str) -> tuple[int, str]:
+        kind = name.partition("-")[0]
+        return (known.index(kind) if kind in known else len(known)), name
+
+    return sorted({name for run in runs for name in run.scores}, key=place)
 
 
 def splits_of(runs: Iterable[Run]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -178,7 +179,7 @@ def story(run: Run) -> dict[str, Any]:
         return {}
     decisions = trajectory.decisions
     changes = [record for record in trajectory if record.decision is not Decision.REJECT]
-    seen = [r for r in trajectory if r.running_score is not None and r.running_score == r.running_score]
+    seen = [r for r in trajectory if r.running_score is not None and math.isfinite(r.running_score)]
     sign = -1 if run.metric in run.lower else 1
     best = max(seen, key=lambda r: sign * (r.running_score or 0.0), default=None)
 

@@ -16,9 +16,9 @@ STYLES = {
     "last": ("0.55", "o"),
     "best": ("tab:brown", "s"),
     "swa": ("tab:purple", "v"),
-    "ema": ("tab:olive", "^"),
+    "ema": ("#8a8a10", "^"),
     "aswa": ("tab:blue", "D"),
-    "fge": ("tab:cyan", "P"),
+    "fge": ("#0093a3", "P"),
 }
 OTHER_STYLE = ("tab:pink", "X")
 
