@@ -14,6 +14,7 @@ from aswa_hf.cli.evaluate import evaluate
 from aswa_hf.cli.predict import predict
 from aswa_hf.cli.push import push
 from aswa_hf.cli.query import query
+from aswa_hf.cli.report import report
 from aswa_hf.cli.reproduce import reproduce
 from aswa_hf.cli.train import train
 
@@ -50,6 +51,7 @@ app.command()(evaluate)
 app.command()(predict)
 app.command()(query)
 app.command()(push)
+app.command()(report)
 app.command()(reproduce)
 
 
