@@ -14,6 +14,7 @@ from aswa_hf.report.statistics import Spread, holm, rounded, signed_rank, spread
 
 OURS = "aswa"
 ALL = "all metrics"
+UNSEEN = ("test", "queries")  # the splits that had no part in choosing the weights
 
 Pair = tuple[str, str]  # dataset, model
 Groups = dict[Pair, list[Run]]
@@ -21,7 +22,7 @@ Groups = dict[Pair, list[Run]]
 
 @dataclass(frozen=True)
 class Comparison:
-    """ASWA against another strategy on the test split: a gain above zero is in ASWA's favour."""
+    """ASWA against another strategy on unseen data: a gain above zero is in ASWA's favour."""
 
     other: str
     metric: str
@@ -67,9 +68,10 @@ def strategies_of(runs: Iterable[Run]) -> list[str]:
 
 
 def splits_of(runs: Iterable[Run]) -> list[str]:
-    """The splits that were measured: test, validation, and others."""
+    """The splits that were measured, those of unseen data first."""
     found = {split for run in runs for result in run.scores.values() for split in result}
-    return [split for split in ("test", "validation") if split in found] + sorted(found - {"test", "validation"})
+    known = (*UNSEEN, "validation")
+    return [split for split in known if split in found] + sorted(found - set(known))
 
 
 def metrics_of(runs: Iterable[Run], split: str) -> list[str]:
@@ -117,12 +119,12 @@ def twins(groups: Groups) -> dict[Pair, Pair]:
     return same
 
 
-def gains(groups: Groups, other: str, metric: str) -> tuple[dict[Pair, float], list[Pair]]:
-    """ASWA's mean test gain over another strategy by pair, over the seeds that have both; pairs without a number."""
+def gains(groups: Groups, other: str, metric: str, split: str) -> tuple[dict[Pair, float], list[Pair]]:
+    """ASWA's mean gain over another strategy by pair, over the seeds that have both; pairs without a number."""
     found: dict[Pair, float] = {}
     broken: list[Pair] = []
     for pair, runs in groups.items():
-        both = [(value(run, OURS, "test", metric), value(run, other, "test", metric)) for run in runs]
+        both = [(value(run, OURS, split, metric), value(run, other, split, metric)) for run in runs]
         differences = [ours - theirs for ours, theirs in both if ours is not None and theirs is not None]
         if not differences:
             continue
@@ -134,7 +136,7 @@ def gains(groups: Groups, other: str, metric: str) -> tuple[dict[Pair, float], l
     return found, broken
 
 
-def poolable(groups: Groups, metrics: Iterable[str]) -> list[str]:
+def poolable(groups: Groups, metrics: Iterable[str], split: str) -> list[str]:
     """The metrics on one scale, from 0 to 1: only their differences can be ranked together."""
     runs = [run for members in groups.values() for run in members]
     return [
@@ -145,14 +147,15 @@ def poolable(groups: Groups, metrics: Iterable[str]) -> list[str]:
             0 <= found <= 1
             for run in runs
             for name in run.scores
-            if (found := value(run, name, "test", metric)) is not None and math.isfinite(found)
+            if (found := value(run, name, split, metric)) is not None and math.isfinite(found)
         )
     ]
 
 
-def compare(groups: Groups, metrics: list[str], label: str) -> list[Comparison]:
+def compare(groups: Groups, metrics: list[str], split: str) -> list[Comparison]:
     """ASWA against each other strategy over all (dataset, model, metric) pairs; the tests are one family."""
     runs = [run for members in groups.values() for run in members]
+    label = metrics[0] if len(metrics) == 1 else ALL
     comparisons = []
     for other in strategies_of(runs):
         if other == OURS:
@@ -160,7 +163,7 @@ def compare(groups: Groups, metrics: list[str], label: str) -> list[Comparison]:
         found = {
             " · ".join(filter(None, (*pair, metric if len(metrics) > 1 else ""))): gain
             for metric in metrics
-            for pair, gain in gains(groups, other, metric)[0].items()
+            for pair, gain in gains(groups, other, metric, split)[0].items()
         }
         if not found:
             continue
@@ -173,15 +176,15 @@ def compare(groups: Groups, metrics: list[str], label: str) -> list[Comparison]:
     return [replace(comparison, p_holm=p) for comparison, p in zip(comparisons, adjusted, strict=True)]
 
 
-def behind(groups: Groups, metric: str) -> list[Behind]:
+def behind(groups: Groups, metric: str, split: str) -> list[Behind]:
     """Every dataset and model on which ASWA's mean is not the best, with the best other strategy."""
     found = []
     for pair, runs in groups.items():
         ahead = []
         for other in strategies_of(runs):
-            gap = -gains({pair: runs}, other, metric)[0].get(pair, 0.0)
+            gap = -gains({pair: runs}, other, metric, split)[0].get(pair, 0.0)
             if other != OURS and rounded([gap])[0] > 0:
-                ours, theirs = (over_seeds(runs, name, "test", metric) for name in (OURS, other))
+                ours, theirs = (over_seeds(runs, name, split, metric) for name in (OURS, other))
                 if ours and theirs:
                     ahead.append(Behind(pair, other, ours, theirs, gap))
         found += sorted(ahead, key=lambda b: -b.gap)[:1]

@@ -46,10 +46,10 @@ class Run:
 
 def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
     """The runs in a fixed order, and what is to be said about them; the same run given twice counts once."""
-    runs = sorted((read_run(path) for path in dict.fromkeys(map(Path, paths))), key=_place)
+    runs = sorted((read_run(path) for path in sorted(set(map(Path, paths)))), key=_place)
     if not runs:
         raise ValueError("A report needs at least one run: a run folder, or the results.json of one.")
-    kept, notes = [], []
+    kept, twice = [], []
     for _, same in groupby(runs, key=_place):
         first, *others = same
         kept.append(first)
@@ -61,8 +61,9 @@ def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
                 )
             if other.trajectories and not kept[-1].trajectories:
                 kept[-1] = replace(other, source=first.source)
-            notes.append(f"{other.source} is the same run as {first.source} and counts once.")
-    return _named_apart(kept), notes
+            twice.append(f"{other.source} is {first.source}")
+    told = twice[0] if len(twice) == 1 else f"{len(twice)} of them, the first: {', '.join(twice[:1])}"
+    return _named_apart(kept), [f"Runs that were given twice count once ({told})."] if twice else []
 
 
 def read_run(path: str | Path) -> Run:

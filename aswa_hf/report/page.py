@@ -31,13 +31,14 @@ class Task:
     groups: Groups
     strategies: list[str]
     splits: list[str]
+    judged: str | None
     metric: str
     twins: dict[Pair, Pair]
     counted: Groups
-    pooled: list[str]
-    comparisons: dict[str, list[Comparison]]
-    behind: list[Behind]
-    shared: int
+    pooled: list[str] = field(default_factory=list)
+    comparisons: dict[str, list[Comparison]] = field(default_factory=dict)
+    behind: list[Behind] = field(default_factory=list)
+    shared: int = 0
     pictures: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -94,28 +95,20 @@ def _task(name: str, runs: list[Run]) -> Task:
     twins = compare.twins(groups)
     counted = {pair: members for pair, members in groups.items() if pair not in twins}
     splits = compare.splits_of(runs)
-    tested = compare.metrics_of(runs, "test")
-    pooled = compare.poolable(counted, tested)
-    comparisons = {metric: compare.compare(counted, [metric], metric) for metric in tested}
-    if len(pooled) > 1:
-        comparisons[ALL] = compare.compare(counted, pooled, ALL)
     strategies = compare.strategies_of(runs)
-    metric = (tested or compare.metrics_of(runs, splits[0]))[0]
-    behind = compare.behind(counted, metric) if tested else []
-    best = [compare.best_strategies(members, strategies, "test", metric) for members in counted.values()]
-    return Task(
-        name=name,
-        groups=groups,
-        strategies=strategies,
-        splits=splits,
-        metric=metric,
-        twins=twins,
-        counted=counted,
-        pooled=pooled,
-        comparisons={key: found for key, found in comparisons.items() if found},
-        behind=behind,
-        shared=sum(OURS in names and len(names) > 1 for names in best),
-    )
+    judged = splits[0] if splits[0] in compare.UNSEEN else None
+    metrics = compare.metrics_of(runs, splits[0])
+    metric = next((name for name in metrics if name.startswith("average ")), metrics[0])
+    task = Task(name, groups, strategies, splits, judged, metric, twins, counted)
+    if judged and OURS in strategies:
+        task.pooled = compare.poolable(counted, metrics, judged)
+        families = [*([one] for one in metrics), *([task.pooled] if len(task.pooled) > 1 else [])]
+        tested = [compare.compare(counted, family, judged) for family in families]
+        task.comparisons = {found[0].metric: found for found in tested if found}
+        task.behind = compare.behind(counted, metric, judged)
+        best = [compare.best_strategies(members, strategies, judged, metric) for members in counted.values()]
+        task.shared = sum(OURS in names and len(names) > 1 for names in best)
+    return task
 
 
 def _notes(task: Task) -> list[str]:
@@ -129,16 +122,17 @@ def _notes(task: Task) -> list[str]:
             f"{model} and {first} have identical results for every seed they share on {_listed(datasets)}: they are "
             f"the same model there (as Keci over Cl(0, 1) is ComplEx). The counts and tests take {first} alone."
         )
-    for other in task.strategies:
+    for other in (name for name in task.strategies if name != OURS):
         broken = {
             " · ".join(filter(None, pair))
-            for metric in task.metrics("test")
-            for pair in compare.gains(task.counted, other, metric)[1]
+            for split in compare.UNSEEN
+            for metric in task.metrics(split)
+            for pair in compare.gains(task.counted, other, metric, split)[1]
         }
-        if other != OURS and broken:
+        if broken:
             notes.append(
-                f"ASWA or {other} has a test value that is no finite number on {_listed(sorted(broken))}: left out of "
-                f"the counts and tests against {other}."
+                f"ASWA or {other} has a value that is no finite number on {_listed(sorted(broken))}: left out of the "
+                f"counts and tests against {other}."
             )
     some = [run.source for run in task.runs if not set(task.strategies) <= set(run.scores)]
     if some:
@@ -161,10 +155,11 @@ def _jobs(task: Task) -> list[tuple[str, Callable[[], bytes]]]:
         task.pictures[key] = file
         jobs.append((file, lambda: draw(*given)))
 
-    if "test" in task.splits:
-        add("comparison", f"{task.name} comparison", comparison_picture, task.counted, task.strategies, task.metric)
+    if task.judged:
+        given = task.counted, task.strategies, task.judged, task.metric
+        add("comparison", f"{task.name} comparison", comparison_picture, *given)
     if len(task.counted) > 1 and task.metric in task.comparisons:
-        add("gains", f"{task.name} gains", gains_picture, task.comparisons[task.metric], task.metric)
+        add("gains", f"{task.name} gains", gains_picture, task.comparisons[task.metric], task.judged)
     for run in task.runs:
         if run.trajectories:
             seed = "" if run.seed is None else run.seed
@@ -222,6 +217,7 @@ def _as_data(tasks: list[Task], notes: list[str]) -> dict[str, Any]:
         "tasks": [
             {
                 "task": task.name,
+                "split": task.judged,
                 "metric": task.metric,
                 "results": [
                     {"dataset": pair[0], "model": pair[1], "split": split, "metric": metric, "strategy": name}

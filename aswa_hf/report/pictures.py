@@ -28,15 +28,15 @@ def trajectory_picture(run: Run) -> bytes:
     return _png(draw_trajectories(run.trajectories, metric=run.metric, title=run.title))
 
 
-def comparison_picture(groups: Groups, strategies: list[str], metric: str) -> bytes:
-    """The test metric of every strategy on every dataset and model: mean ± standard deviation over seeds."""
+def comparison_picture(groups: Groups, strategies: list[str], split: str, metric: str) -> bytes:
+    """A metric of every strategy on every dataset and model: mean ± standard deviation over seeds."""
     figure = Figure(figsize=(8.2, 1.3 + 0.4 * len(groups)), layout="constrained")
     axis = figure.subplots()
     pairs = list(groups)
     for place, name in enumerate(strategies):
         shift = 0.56 * ((place + 0.5) / len(strategies) - 0.5)
         color, marker = STYLES.get(name, OTHER_STYLE)
-        rows = [(row, over_seeds(groups[pair], name, "test", metric)) for row, pair in enumerate(pairs)]
+        rows = [(row, over_seeds(groups[pair], name, split, metric)) for row, pair in enumerate(pairs)]
         shown = [(row + shift, s.mean, s.std or 0.0) for row, s in rows if s and math.isfinite(s.mean)]
         if shown:
             y, x, error = zip(*shown, strict=True)
@@ -61,12 +61,12 @@ def comparison_picture(groups: Groups, strategies: list[str], metric: str) -> by
     axis.set_ylim(len(pairs) - 0.5, -0.5)
     axis.tick_params(axis="y", length=0)
     axis.grid(axis="x", alpha=0.25)
-    axis.set_xlabel(f"test {metric}")
+    axis.set_xlabel(f"{split} {metric}")
     figure.legend(fontsize=9, loc="outside upper center", ncols=6, frameon=False)
     return _png(figure)
 
 
-def gains_picture(comparisons: list[Comparison], metric: str) -> bytes:
+def gains_picture(comparisons: list[Comparison], split: str) -> bytes:
     """ASWA's gain over each other strategy, a dot for every dataset and model; the bar is the median."""
     figure = Figure(figsize=(8.2, 1.1 + 0.5 * len(comparisons)), layout="constrained")
     axis = figure.subplots()
@@ -82,7 +82,7 @@ def gains_picture(comparisons: list[Comparison], metric: str) -> bytes:
     axis.set_ylim(len(comparisons) - 0.5, -0.5)
     axis.tick_params(axis="y", length=0)
     axis.grid(axis="x", alpha=0.25)
-    axis.set_xlabel(f"gain of ASWA in test {metric} (left of 0: ASWA is worse)")
+    axis.set_xlabel(f"gain of ASWA in {split} {comparisons[0].metric} (left of 0: ASWA is worse)")
     return _png(figure)
 
 
