@@ -8,6 +8,7 @@ from aswa_hf.strategies import ASWA, EMA, SWA, BestCheckpoint, LastCheckpoint
 from aswa_hf.trajectory import Decision, Trajectory
 
 if TYPE_CHECKING:
+    from aswa_hf.existing import average_checkpoints
     from aswa_hf.trainer import ASWACallback
 
 __version__ = "0.1.0"
@@ -23,6 +24,7 @@ __all__ = [
     "SWA",
     "Trajectory",
     "WeightAverage",
+    "average_checkpoints",
 ]
 
 
@@ -32,4 +34,8 @@ def __getattr__(name: str) -> Any:
         from aswa_hf.trainer import ASWACallback
 
         return ASWACallback
+    if name == "average_checkpoints":
+        from aswa_hf.existing import average_checkpoints
+
+        return average_checkpoints
     raise AttributeError(f"module 'aswa_hf' has no attribute {name!r}")

@@ -15,7 +15,8 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from importlib import metadata
+from functools import cache
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ VERSION = 1
 _LIBRARIES = ("aswa-hf", "torch", "transformers", "accelerate", "timm", "safetensors")
 
 
+@cache  # they are searched for on the disk
 def library_versions() -> dict[str, str]:
     """The versions of what a run depends on, as far as it is installed."""
     found = {}
@@ -225,3 +227,10 @@ def _open_state(path: Path, files: ExitStack) -> tuple[dict[str, Any], dict[str,
     if missing := next((key for key, tensor in tensors.items() if not tensor.is_complete), None):
         raise ValueError(f"{path} is not a complete averaging state of aswa-hf: rows of {missing!r} are missing.")
     return content, tensors
+
+
+def __getattr__(name: str) -> Any:
+    # It stands on this module and on models and data, which nothing here needs.
+    if name == "average_checkpoints":
+        return import_module("aswa_hf.existing").average_checkpoints
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -26,7 +26,7 @@ ORDER = [
     {"trainer", "trainer_files", "trainer_setup", "loop", "loop_setup", "loop_state"},
     {"card"},
     {"hub"},
-    {"cli", "report", "reproduce"},
+    {"cli", "existing", "report", "reproduce"},
 ]
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 CORE = set().union(*ORDER[: ORDER.index({"checkpoint"}) + 1])

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from aswa_hf.cli.average import average
 from aswa_hf.cli.demo import demo
 from aswa_hf.cli.evaluate import evaluate
 from aswa_hf.cli.predict import predict
@@ -50,6 +51,7 @@ app.add_typer(train, name="train")
 app.command()(evaluate)
 app.command()(predict)
 app.command()(query)
+app.command()(average)
 app.command()(push)
 app.command()(report)
 app.command()(reproduce)

@@ -1,0 +1,170 @@
+"""`aswa-hf average`: one set of weights from checkpoints that already exist."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from aswa_hf.existing import AveragedCheckpoints, Progress
+
+
+def average(
+    checkpoints: Annotated[
+        list[str],
+        typer.Argument(help="A Trainer's output folder, several checkpoint folders or files, or repo@rev1,rev2."),
+    ],
+    output_dir: Annotated[
+        Path, typer.Option("--output-dir", "--output", "-o", help="Folder for the result; new, or empty.")
+    ],
+    strategy: Annotated[
+        str, typer.Option(help="aswa, greedy, best (by validation); swa, ema, uniform, last (by order).")
+    ] = "aswa",
+    evaluate: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:FUNCTION", help="Gives the score of a model. Found by itself for runs of train."),
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="The data of a run of train, if moved; the graph of a link predictor.")
+    ] = None,
+    lower_is_better: Annotated[
+        bool, typer.Option("--lower-is-better", help="The score is a loss: the lower the better.")
+    ] = False,
+    metric: Annotated[str | None, typer.Option(help="What the score is called (as the function).")] = None,
+    hard_updates: Annotated[bool, typer.Option(help="aswa: restart from a checkpoint that is better.")] = True,
+    start: Annotated[str, typer.Option(help="swa: the first checkpoint, counted from 0, or a fraction.")] = "0",
+    decay: Annotated[float, typer.Option(help="ema: what the average keeps at each checkpoint.")] = 0.7,
+    batchnorm: Annotated[
+        str | None, typer.Option(help="recalibrate (where training data are known), average or copy.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
+) -> None:
+    """Average checkpoints that already exist, and write the result as an ordinary checkpoint with its trajectory.
+
+    Reads one checkpoint at a time. The function of `--evaluate` gets the model of a checkpoint (its state dict, if
+    transformers does not know the model) and returns one number.
+
+    Example: `aswa-hf average trainer-output --evaluate my_eval:accuracy --output-dir averaged`
+
+    Example: `aswa-hf average me/model@step-100,step-200,main --strategy uniform --output-dir averaged`
+    """
+    from aswa_hf.existing import average_checkpoints
+
+    score = None if evaluate is None else _function(evaluate)
+    with _quiet_libraries(), _plain_warnings(), _bar() as progress:
+        result = average_checkpoints(
+            checkpoints[0] if len(checkpoints) == 1 else checkpoints,
+            score,
+            strategy,
+            output=output_dir,
+            dataset=dataset,
+            greater_is_better=not lower_is_better,
+            metric=metric,
+            hard_updates=hard_updates,
+            start=_start(start),
+            decay=decay,
+            batchnorm=batchnorm,
+            progress=progress,
+        )
+    typer.echo(json.dumps(result.to_json(), allow_nan=False) if as_json else _story(result))
+
+
+def _function(name: str) -> Callable[[Any], Any]:
+    """The function that `module:function` names; modules are looked for in the current folder too."""
+    module_name, colon, function_name = name.partition(":")
+    if not (module_name and colon and function_name):
+        raise ValueError(f"--evaluate takes module:function, like my_eval:accuracy, got {name!r}.")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name.removesuffix(".py"))
+    except Exception as error:
+        raise ValueError(f"--evaluate: {module_name} cannot be imported ({type(error).__name__}: {error}).") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise ValueError(f"--evaluate: the module {module_name} has no function {function_name!r}.")
+    return function
+
+
+def _start(text: str) -> int | float:
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"--start takes a number of checkpoints or a fraction, got {text!r}.") from None
+
+
+@contextmanager
+def _quiet_libraries() -> Iterator[None]:
+    """Loading many models tells nothing that the progress bar does not."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    yield
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Warnings as one line each, without a place in the source."""
+
+    def show(message: Warning | str, *about: Any, **more: Any) -> None:
+        typer.echo(f"aswa-hf: {message}", err=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = show
+        yield
+
+
+@contextmanager
+def _bar() -> Iterator[Progress]:
+    """A progress bar over evaluations, on standard error."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("reading headers", total=None)
+
+        def show(text: str, done: int, total: int) -> None:
+            progress.update(task, description=text, completed=done, total=total or None)
+
+        yield show
+
+
+def _story(result: AveragedCheckpoints) -> str:
+    """A line for each checkpoint, and what came of them."""
+    lines = []
+    width = max(len(name) for name in result.checkpoints)
+    for name, alpha, record in zip(result.checkpoints, result.alphas, result.trajectory, strict=True):
+        scores = [
+            f"{label} {score:.4f}"
+            for label, score in (
+                ("own", record.running_score),
+                ("look-ahead", record.lookahead_score),
+                ("ensemble", record.score),
+            )
+            if score is not None
+        ]
+        lines.append(f"{name:{width}s}  α {alpha:.3f}  {record.decision.value:6s}  {'   '.join(scores)}".rstrip())
+    members = sum(alpha > 0 for alpha in result.alphas)
+    lines.append(f"{result.strategy}: {members} of {len(result.alphas)} checkpoints are in the result.")
+    if result.score is not None:
+        lines[-1] += f" {result.metric} {result.score:.4f}, after {result.evaluations} evaluations."
+    for split, metrics in result.results.items():
+        lines.append(f"{split:10s} " + "   ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+    lines.append(f"Written to {result.folder}")
+    return "\n".join(lines)

@@ -1,0 +1,253 @@
+"""Checkpoints on disk, piece by piece: what the headers of their safetensors files say, and weighted sums of several.
+
+A header names every tensor of a file with its dtype, shape and place, so that checkpoints are compared, and damaged
+files found, before any weight is read. Sums are taken in float64 in pieces of a few megabytes: averaging any number of
+checkpoints of any size needs next to no memory.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aswa_hf.files import sync
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
+PIECE = 1 << 19  # elements: in float64 they stay in the cache until the last checkpoint has been added
+LONGEST_HEADER = 100 << 20  # bytes, as the format says
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a tensor is, and where in a file."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def is_averaged(self) -> bool:
+        return DTYPES[self.dtype].is_floating_point
+
+    def read(self, first: int = 0, count: int | None = None) -> Tensor:
+        """`count` elements from `first` on, in one dimension."""
+        dtype = DTYPES[self.dtype]
+        count = self.elements - first if count is None else count
+        buffer = torch.empty(count, dtype=dtype)
+        if count:
+            view = buffer.view(torch.uint8).numpy().data
+            with open(self.file, "rb", buffering=0) as file:
+                file.seek(self.start + first * dtype.itemsize)
+                while len(view):
+                    done = file.readinto(view)
+                    if not done:
+                        raise ValueError(f"{self.file} has become shorter while it was read.")
+                    view = view[done:]
+        return buffer
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The weights of a checkpoint, in one file or several, and the folder they belong to, if any."""
+
+    name: str
+    files: tuple[Path, ...]
+    folder: Path | None = None
+    index: Path | None = None
+    step: int | None = None
+    epoch: float | None = None
+    tensors: dict[str, Entry] = field(default_factory=dict, repr=False)
+    metadata: dict[Path, dict[str, str]] = field(default_factory=dict, repr=False)
+
+    def name_of(self, file: Path) -> str:
+        """What one of the files is called in a folder that transformers loads."""
+        return file.name if self.folder is not None or file.name in WEIGHTS else WEIGHTS[0]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All tensors, by name."""
+        return {name: entry.read().view(entry.shape) for name, entry in self.tensors.items()}
+
+
+Part = tuple[Checkpoint, float]
+
+
+@dataclass(frozen=True)
+class WeightedMean:
+    """Θ = Σ w_i Θ_i / divisor, for all floating-point tensors but those in `copied`; others are the last part's."""
+
+    parts: Sequence[Part]
+    divisor: float
+    copied: frozenset[str] = frozenset()
+    replaced: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def last(self) -> Checkpoint:
+        return self.parts[-1][0]
+
+    def pieces(self, name: str) -> Iterator[Tensor]:
+        """A tensor from its first element to its last: averaged ones in float64, others as they are."""
+        entry = self.last.tensors[name]
+        if name in self.replaced:
+            yield self.replaced[name].detach().cpu().reshape(-1)
+            return
+        for first in range(0, entry.elements, PIECE):
+            count = min(PIECE, entry.elements - first)
+            if not entry.is_averaged or name in self.copied:
+                yield entry.read(first, count)
+                continue
+            total = torch.zeros(count, dtype=torch.float64)
+            for checkpoint, weight in self.parts:
+                total.add_(checkpoint.tensors[name].read(first, count).to(torch.float64), alpha=weight)
+            yield total.div_(self.divisor)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All tensors by name, in the dtypes of the checkpoints."""
+        found = {}
+        for name, entry in self.last.tensors.items():
+            tensor = found[name] = torch.empty(entry.elements, dtype=DTYPES[entry.dtype])
+            first = 0
+            for piece in self.pieces(name):
+                tensor[first : first + len(piece)] = piece
+                first += len(piece)
+        return {name: tensor.view(self.last.tensors[name].shape) for name, tensor in found.items()}
+
+    def write(self, folder: Path, dtype: str | None = None) -> None:
+        """Writes safetensors files like those of the checkpoints; `dtype` replaces that of averaged tensors."""
+        for file in self.last.files:
+            names = [name for name, entry in self.last.tensors.items() if entry.file == file]
+            kinds = {name: self._dtype(name, dtype) for name in names}
+            path = folder / self.last.name_of(file)
+            with open(path, "wb") as out:
+                out.write(self._header(kinds, self.last.metadata.get(file, {})))
+                for name, kind in kinds.items():
+                    for piece in self.pieces(name):
+                        out.write(piece.to(DTYPES[kind]).contiguous().view(torch.uint8).numpy().data)
+            sync(path)
+        if self.last.index is not None:
+            (folder / self.last.index.name).write_bytes(self.last.index.read_bytes())
+
+    def _dtype(self, name: str, dtype: str | None) -> str:
+        entry = self.last.tensors[name]
+        return dtype if dtype and entry.is_averaged else entry.dtype
+
+    def _header(self, kinds: Mapping[str, str], metadata: Mapping[str, str]) -> bytes:
+        header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+        end = 0
+        for name, kind in kinds.items():
+            entry = self.last.tensors[name]
+            start, end = end, end + entry.elements * DTYPES[kind].itemsize
+            header[name] = {"dtype": kind, "shape": list(entry.shape), "data_offsets": [start, end]}
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        return len(text).to_bytes(8, "little") + text
+
+
+def read_checkpoint(name: str, files: Sequence[Path], index: Path | None = None, **place: Any) -> Checkpoint:
+    """A checkpoint by the headers of its files, which must be whole."""
+    tensors: dict[str, Entry] = {}
+    metadata: dict[Path, dict[str, str]] = {}
+    for file in files:
+        found, metadata[file] = read_header(file)
+        if twice := next((tensor for tensor in found if tensor in tensors), None):
+            raise ValueError(f"The tensor {twice!r} is in {file} and in {tensors[twice].file}.")
+        tensors |= found
+    if not any(entry.is_averaged for entry in tensors.values()):
+        raise ValueError(f"{files[0]} has no floating-point tensor: there is nothing to average.")
+    return Checkpoint(name, tuple(files), index=index, tensors=tensors, metadata=metadata, **place)
+
+
+def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
+    """The tensors of a safetensors file in their order, and its metadata; damaged files are refused."""
+    size = os.path.getsize(path)
+    with open(path, "rb") as file:
+        beginning = file.read(8)
+        length = int.from_bytes(beginning, "little")
+        if beginning == b"version ":
+            raise ValueError(f"{path} is a Git LFS pointer, not the file itself. Get it with `git lfs pull`.")
+        if len(beginning) < 8 or 8 + length > size:
+            if length <= LONGEST_HEADER:
+                raise ValueError(f"{path} is truncated: it ends after {size} bytes, within its header.")
+            raise ValueError(f"{path} is not a safetensors file.")
+        try:
+            header = json.loads(file.read(length))
+            metadata = header.pop("__metadata__", None) or {}
+            places = sorted((*about["data_offsets"], name) for name, about in header.items())
+            entries = {
+                name: Entry(path, header[name]["dtype"], tuple(header[name]["shape"]), 8 + length + start)
+                for start, _, name in places
+            }
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is not a safetensors file: its header cannot be read ({error!r}).") from None
+    expected = 0
+    for start, end, name in places:
+        kind = entries[name].dtype
+        if kind not in DTYPES:
+            raise ValueError(
+                f"{path}: the tensor {name!r} is of dtype {kind}, which is not averaged. Expected {', '.join(DTYPES)}."
+            )
+        if start != expected or end - start != entries[name].elements * DTYPES[kind].itemsize:
+            raise ValueError(f"{path} is damaged: the place of the tensor {name!r} does not fit its shape.")
+        if 8 + length + end > size:
+            raise ValueError(
+                f"{path} is truncated: it has {size} bytes, but the tensor {name!r} ends at byte {8 + length + end}. "
+                "Copy or download it again."
+            )
+        expected = end
+    if 8 + length + expected != size:
+        raise ValueError(f"{path} is damaged: {size - 8 - length - expected} bytes follow its last tensor.")
+    return entries, metadata
+
+
+def check_same_tensors(checkpoints: Sequence[Checkpoint]) -> None:
+    """Refuses checkpoints whose tensors differ in name, shape or dtype, by the file and the tensor."""
+    first = checkpoints[0]
+    for other in checkpoints[1:]:
+        for a, b in ((first, other), (other, first)):
+            if missing := next((name for name in a.tensors if name not in b.tensors), None):
+                raise ValueError(
+                    f"{_place(b)} has no tensor {missing!r}, which {a.tensors[missing].file} has. Only checkpoints of "
+                    "one model can be averaged."
+                )
+        for name, ours in first.tensors.items():
+            theirs = other.tensors[name]
+            for what in ("shape", "dtype"):
+                expected, got = (_shown(getattr(entry, what)) for entry in (ours, theirs))
+                if got != expected:
+                    raise ValueError(
+                        f"{theirs.file}: the tensor {name!r} is of {what} {got}, but of {expected} in {ours.file}. "
+                        "Only checkpoints of one model can be averaged."
+                    )
+
+
+def _place(checkpoint: Checkpoint) -> Path:
+    whole = len(checkpoint.files) == 1 or checkpoint.folder is None
+    return checkpoint.files[0] if whole else checkpoint.folder  # type: ignore[return-value]
+
+
+def _shown(value: Any) -> str:
+    return str(list(value)) if isinstance(value, tuple) else str(value)
