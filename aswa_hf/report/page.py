@@ -205,9 +205,10 @@ def _render(tasks: list[Task], notes: list[str], pictures: dict[str, bytes]) -> 
     )
     environment.filters |= {"number": _number, "gain": lambda v: _number(v, sign="+"), "p": _p}
     embedded = {name: f"data:image/png;base64,{base64.b64encode(png).decode()}" for name, png in pictures.items()}
-    return environment.get_template(TEMPLATE).render(
+    page = environment.get_template(TEMPLATE).render(
         tasks=tasks, notes=notes, embedded=embedded, story=story, labels=STRATEGIES, ours=OURS, all_metrics=ALL
     )
+    return page.strip() + "\n"
 
 
 def _as_data(tasks: list[Task], notes: list[str]) -> dict[str, Any]:
