@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from aswa_hf.cli.runs import LOG, RESULTS, SETTINGS, epochs_done, last_whole_checkpoint
+from aswa_hf.cli.runs import LOG, RESULTS, SETTINGS, epochs_done, last_whole_checkpoint, sole_run
 from aswa_hf.reproduce.tables import KGE, STRATEGIES, Table, plain
 
 CONSOLE = "console.log"
@@ -102,10 +103,7 @@ def _folder(dataset: str) -> str:
 def train(run: Run, source: str, output_dir: Path) -> None:
     """Trains a run, or goes on with it; what it says of itself goes to a file of its folder."""
     folder = output_dir / run.name
-    folder.mkdir(parents=True, exist_ok=True)
     resume = last_whole_checkpoint(folder) is not None
-    if not resume:
-        (folder / LOG).unlink(missing_ok=True)
     common: dict[str, Any] = {
         "dataset": source,
         "output_dir": folder,
@@ -114,7 +112,7 @@ def train(run: Run, source: str, output_dir: Path) -> None:
         "seed": run.seed,
         "resume": resume,
     }
-    with _said_to(folder / CONSOLE):
+    with sole_run(folder), _said_to(folder / CONSOLE), _called_as(command(run, source, output_dir)):
         if run.task == KGE:
             from aswa_hf.cli.runs_kge import train_kge
 
@@ -137,6 +135,26 @@ def train(run: Run, source: str, output_dir: Path) -> None:
                 augment=None,
                 **common,
             )
+
+
+def command(run: Run, source: str, output_dir: Path) -> list[str]:
+    """The arguments of `aswa-hf` that do this run alone."""
+    options: dict[str, Any] = {"dataset": source, "model": run.model, "epochs": run.epochs, "seed": run.seed}
+    if run.task != KGE:
+        options |= {"val-ratio": run.val_ratio, "train-size": run.train_size, "bn-batches": run.bn_batches}
+    options |= {"strategies": ",".join(STRATEGIES[run.task]), "output-dir": output_dir / run.name}
+    given = [text for name, value in options.items() if value is not None for text in (f"--{name}", str(value))]
+    return ["train", "kge" if run.task == KGE else "image", *given, *(["--fge"] if run.fge else [])]
+
+
+@contextmanager
+def _called_as(arguments: list[str]) -> Iterator[None]:
+    """A run writes down the command that repeats it, which is not that of the whole grid."""
+    before, sys.argv = sys.argv, [sys.argv[0], *arguments]
+    try:
+        yield
+    finally:
+        sys.argv = before
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from aswa_hf.reproduce.tables import IMAGES, KGE, MODELS, STRATEGIES, Table, pla
 
 ORDER = ("last", "best", "ema", "swa", "swa-all", "aswa", "fge")
 MISSING = "–"
+LINES = (("ours", "ours", ""), ("±", "deviation", ""), ("paper", "paper", ""), ("differs", "difference", "+"))
 
 
 def rows(table: Table, runs: Sequence[Run], output_dir: Path) -> list[dict[str, Any]]:
@@ -100,37 +101,25 @@ def title(table: Table, runs: Sequence[Run]) -> str:
 
 
 def as_terminal_tables(table: Table, content: Sequence[dict[str, Any]]) -> Iterator[RichTable]:
-    """A table for each dataset: under each of our numbers the paper's and the difference, where it has one."""
+    """A table for each dataset: under our means the deviations, the paper's figures and the differences from them."""
+    digits = 2 if table.task == IMAGES else 3
     for dataset, ratio in dict.fromkeys((row["dataset"], row["val_ratio"]) for row in content):
         some = [row for row in content if (row["dataset"], row["val_ratio"]) == (dataset, ratio)]
         share = f", {100 * ratio:g} % of the training images for validation" if ratio is not None else ""
-        shown = RichTable(title=f"{dataset}{share}", title_justify="left")
+        shown = RichTable(title=f"\n{dataset}{share}", title_justify="left", box=None, pad_edge=False)
         for heading in ("model", "weights", ""):
             shown.add_column(heading, no_wrap=True)
         for column in some[0]["columns"]:
-            shown.add_column(table.columns.get(column, column), justify="right")
+            shown.add_column(table.columns.get(column, column), justify="right", no_wrap=True)
         for number, row in enumerate(some):
             first = number == 0 or some[number - 1]["model"] != row["model"]
             if first and number:
-                shown.add_section()
-            cells = list(row["columns"].values())
-            digits = 2 if table.task == IMAGES else 3
-            has_paper = any(cell["paper"] is not None for cell in cells)
-            model = MODELS[table.task][row["model"]] if first else ""
-            shown.add_row(
-                model, row["strategy"], "ours" if has_paper else "", *(_ours(cell, digits) for cell in cells)
-            )
-            if has_paper:
-                shown.add_row("", "", "paper", *(_number(cell["paper"], digits) for cell in cells), style="dim")
-                differences = (_number(cell["difference"], digits, sign="+") for cell in cells)
-                shown.add_row("", "", "difference", *differences, style="dim")
+                shown.add_row()
+            names = [MODELS[table.task][row["model"]] if first else "", row["strategy"]]
+            for label, key, sign in LINES:
+                values = [cell[key] for cell in row["columns"].values()]
+                if key == "ours" or any(value is not None for value in values):
+                    numbers = (MISSING if value is None else f"{value:{sign}.{digits}f}" for value in values)
+                    shown.add_row(*names, label, *numbers, style=None if key == "ours" else "dim")
+                    names = ["", ""]
         yield shown
-
-
-def _ours(cell: dict[str, Any], digits: int) -> str:
-    spread = f" ± {cell['deviation']:.{digits}f}" if cell["deviation"] is not None else ""
-    return _number(cell["ours"], digits) + spread
-
-
-def _number(value: float | None, digits: int, sign: str = "") -> str:
-    return MISSING if value is None else f"{value:{sign}.{digits}f}"
