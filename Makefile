@@ -28,6 +28,8 @@ bench: $(INSTALLED)  ## speed and memory beside the peers and the machine's limi
 	$(BIN)/python benchmarks/averaging.py
 	$(BIN)/python benchmarks/vision.py
 	$(BIN)/python benchmarks/kge.py --data countries $(DATA)
+	$(BIN)/python benchmarks/queries.py --data countries $(DATA)
+	$(BIN)/python benchmarks/distributed.py
 
 readme: $(INSTALLED)  ## measures anew what the README shows
 	$(BIN)/python docs/measure_readme.py

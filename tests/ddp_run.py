@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
@@ -48,7 +47,8 @@ def launch(kind: str, folder: Path, *flags: str, script: str = __file__) -> list
     try:
         errors = run.communicate(timeout=120)[1]
     except subprocess.TimeoutExpired:
-        os.killpg(run.pid, signal.SIGKILL)  # the launcher and both ranks
+        run.terminate()  # the launcher then ends both ranks, which have sessions of their own
+        run.wait(60)
         raise
     assert run.returncode == 0, errors[-3000:]
     ranks = []
