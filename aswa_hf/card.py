@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from aswa_hf.trajectory import Trajectory, load_trajectories
+from aswa_hf.trajectory import Trajectory, decode_numbers, load_trajectories
 
-TRAJECTORY, RESULTS, CONFIG, PICTURE = "aswa_trajectory.json", "results.json", "config.json", "trajectory.png"
+TRAJECTORY, RESULTS, PICTURE = "aswa_trajectory.json", "results.json", "trajectory.png"
+CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 TEMPLATE = Path(__file__).parent / "card_template.md"
 STRATEGIES = {
     "last": "the last epoch",
@@ -21,8 +25,9 @@ STRATEGIES = {
     "aswa": "ASWA",
     "fge": "FGE (predictions averaged)",
 }
-LIBRARIES = {"link-prediction": "transformers", "image-classification": "timm"}
 SHOWN = {"link-prediction": ("mrr", "hits@1", "hits@3", "hits@10"), "image-classification": ("accuracy",)}
+LIBRARIES = {"kge": "transformers", "timm": "timm", "peft": "peft", "transformers": "transformers", "torch": None}
+PIPELINES = {"link-prediction": "graph-ml"}
 
 
 @dataclass
@@ -33,6 +38,10 @@ class CardData:
     repo_id: str
     license: str | None = None
     notes: str = ""
+    language: str | list[str] | None = None
+    base_model: str | None = None
+    datasets: Sequence[str] = ()
+    more_tags: Sequence[str] = ()
 
     # Filled in from the run: by `read_card_data`.
     shipped: str = "aswa"
@@ -52,18 +61,36 @@ class CardData:
         return self.run.get("task", "")
 
     @property
+    def kind(self) -> str:
+        """Which library loads it: a key of `LIBRARIES`."""
+        if self.config.get("model_type") == "kge":
+            return "kge"
+        if "architecture" in self.config:
+            return "timm"
+        if "peft_type" in self.config:
+            return "peft"
+        return "transformers" if self.config else "torch"
+
+    @property
     def model_name(self) -> str:
-        """The class of a link predictor, the timm name of an image classifier."""
+        """The class of the model, the timm name of an image classifier."""
         architectures = self.config.get("architectures") or [self.config.get("architecture")]
         return str(architectures[0] or self.run.get("model") or "model")
 
     @property
+    def dataset(self) -> str | None:
+        return self.run.get("dataset") or next(iter(self.datasets), None)
+
+    @property
     def decisions(self) -> dict[str, int]:
         """How often ASWA decided what."""
-        found = (
-            [decision.value for decision in self.trajectories["aswa"].decisions] if "aswa" in self.trajectories else []
-        )
+        found = [decision.value for decision in self.trajectories.get("aswa", Trajectory()).decisions]
         return {name: found.count(name) for name in ("init", "soft", "hard", "reject")}
+
+    @property
+    def evaluations(self) -> int:
+        """How often ASWA evaluated averaged weights, on top of the evaluations of the running model."""
+        return sum(record.lookahead_score is not None for record in self.trajectories.get("aswa", Trajectory()))
 
     @property
     def members(self) -> int:
@@ -71,96 +98,126 @@ class CardData:
 
     @property
     def alpha_rows(self) -> list[tuple[str, float]]:
-        """The weight of each snapshot that has one, by epoch; runs of epochs with the same weight as one row."""
-        trajectory = self.trajectories.get(self.shipped)
+        """The weight of each snapshot that has one, by epoch; neighbours with the same weight as one row."""
         rows: list[tuple[int, int, float]] = []
-        for index, alpha in enumerate(self.alphas if trajectory else []):
+        for index, alpha in enumerate(self.alphas):
             if alpha <= 0:
                 continue
-            if rows and rows[-1][1] == index and rows[-1][2] == alpha:
-                rows[-1] = (rows[-1][0], index + 1, alpha)
+            if rows and rows[-1][1] == index - 1 and rows[-1][2] == alpha:
+                rows[-1] = (rows[-1][0], index, alpha)
             else:
-                rows.append((index + 1, index + 1, alpha))
-        return [(str(first) if first == last else f"{first}–{last}", alpha) for first, last, alpha in rows]
-
-    def results(self, split: str) -> list[tuple[str, list[float]]]:
-        """A row of metrics for each strategy of the run, in a fixed order."""
-        strategies = self.run.get("strategies", {})
-        names = [name for name in STRATEGIES if name in strategies]
-        return [(name, [strategies[name][split][metric] for metric in self.metrics]) for name in names]
+                rows.append((index, index, alpha))
+        epochs = [
+            record.index + 1 if record.epoch is None else record.epoch
+            for record in self.trajectories.get(self.shipped, Trajectory())
+        ]
+        return [
+            (f"{epochs[first]:g}" if first == last else f"{epochs[first]:g}–{epochs[last]:g}", alpha)
+            for first, last, alpha in rows
+        ]
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        return SHOWN.get(self.task, (self.metric,))
+        """What the tables show: the task's metrics if the run has them, else the one that decided."""
+        found = self.run.get("strategies", {}).get(self.shipped, {}).get("validation", {})
+        return tuple(name for name in SHOWN.get(self.task, ()) if name in found) or (self.metric,)
+
+    def results(self, split: str) -> list[tuple[str, list[float | None]]]:
+        """A row of metrics for each strategy that has any for this split, in a fixed order."""
+        strategies = self.run.get("strategies", {})
+        names = [name for name in [*STRATEGIES, *strategies] if split in strategies.get(name, {})]
+        return [
+            (name, [strategies[name][split].get(metric) for metric in self.metrics]) for name in dict.fromkeys(names)
+        ]
 
     @property
     def verdict(self) -> str:
-        """Whether the shipped weights are the best of the run on the test split, and if not, which are."""
-        rows = self.results("test")
-        if not rows:
+        """Whether the shipped weights are the best of the run, on the test split if there is one."""
+        split = "test" if self.results("test") else "validation"
+        scores = {name: self._goodness(values[0]) for name, values in self.results(split)}
+        if self.shipped not in scores or len(scores) < 2:
             return ""
-        scores = {name: values[0] for name, values in rows}
         own = scores.pop(self.shipped)
         better = [name for name, score in scores.items() if score > own]
         level = [name for name, score in scores.items() if score == own]
-        label = _label(self.shipped)
+        where = f"On the {split} split"
         if better:
-            return f"On the test split {label} did **not** win: {_listed(better)} did better in {self.metrics[0]}."
+            return f"{where} {label(self.shipped)} did **not** win: {_listed(better)} did better in {self.metrics[0]}."
         if level:
-            return f"On the test split no strategy did better in {self.metrics[0]}, and {_listed(level)} did as well."
-        return f"On the test split {label} did best of all in {self.metrics[0]}."
+            return f"{where} no strategy did better in {self.metrics[0]}, and {_listed(level)} did as well."
+        return f"{where} {label(self.shipped)} did best of all in {self.metrics[0]}."
+
+    def _goodness(self, value: float | None) -> float:
+        if value is None or not math.isfinite(value):
+            return -math.inf
+        return value if self.greater_is_better or self.metrics[0] != self.metric else -value
 
 
 def read_card_data(folder: str | Path, repo_id: str, **given: Any) -> CardData:
     """The data of a card, from a run folder or a repository's files."""
     folder = Path(folder)
     trajectories, about = load_trajectories(folder / TRAJECTORY)
-    run = about.get("run")
-    if run is None and (folder / RESULTS).exists():
-        run = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
-    config = json.loads((folder / CONFIG).read_text(encoding="utf-8")) if (folder / CONFIG).exists() else {}
+    records = json.loads((folder / TRAJECTORY).read_text(encoding="utf-8"))["strategies"]
     shipped = about.get("applied") or "last"
+    run = decode_numbers(about.get("run") or {})
+    run.setdefault("strategies", _last_scores(trajectories, about["metric"]))
+    configs = [folder / name for name in (ADAPTER_CONFIG, CONFIG) if (folder / name).exists()]
     return CardData(
         repo_id=repo_id,
         shipped=shipped,
         metric=about["metric"],
         greater_is_better=about["greater_is_better"],
         trajectories=trajectories,
-        alphas=trajectories[shipped].alphas if shipped in trajectories else [],
-        run=run or {},
-        config=config,
+        alphas=records.get(shipped, {}).get("alphas", []),
+        run=run,
+        config=json.loads(configs[0].read_text(encoding="utf-8")) if configs else {},
         has_picture=(folder / PICTURE).exists(),
         **given,
     )
 
 
+def _last_scores(trajectories: dict[str, Trajectory], metric: str) -> dict[str, Any]:
+    """What is known of a run that tells nothing but its decisions: the validation score of each strategy."""
+    scores = {name: records[-1].score for name, records in trajectories.items() if records}
+    return {name: {"validation": {metric: score}} for name, score in scores.items() if score is not None}
+
+
 def render(data: CardData) -> ModelCard:
     """The card as huggingface_hub knows it: metadata and text."""
-    pipeline = "image-classification" if data.task == "image-classification" else None
+    # Names of tasks are those of pipelines, but for ours.
+    pipeline = PIPELINES.get(data.task, data.task) or None
     dataset = data.run.get("dataset")
+    datasets = [*data.datasets, *([dataset] if dataset and "/" in dataset else [])]
     metadata = ModelCardData(
-        library_name=LIBRARIES.get(data.task, "transformers"),
+        library_name=LIBRARIES[data.kind],
         license=data.license,
+        language=data.language,
+        base_model=data.base_model,
         pipeline_tag=pipeline,
-        tags=[*data.tags, *([data.task] if data.task and data.task != pipeline else [])],
-        datasets=[dataset] if dataset and "/" in dataset else None,
+        tags=[*data.tags, *([data.task] if data.task in PIPELINES else []), *data.more_tags],
+        datasets=list(dict.fromkeys(datasets)) or None,
         metrics=[metric for metric in data.metrics if metric],
         model_name=data.repo_id.split("/")[-1],
         eval_results=_eval_results(data) or None,
     )
-    return ModelCard.from_template(
-        metadata, template_str=TEMPLATE.read_text(encoding="utf-8"), card=data, labels=STRATEGIES, label=_label
+    card = ModelCard.from_template(
+        metadata, template_str=TEMPLATE.read_text(encoding="utf-8"), card=data, label=label, shown=_shown
     )
+    # The template's conditions leave empty lines behind.
+    card.content = re.sub(r"\n{3,}", "\n\n", card.content).rstrip() + "\n"
+    return card
 
 
 def _eval_results(data: CardData) -> list[EvalResult]:
-    """The shipped weights' results for the model index, split by split."""
+    """The shipped weights' results for the model index, split by split; it cannot tell what has no data set."""
     shipped = data.run.get("strategies", {}).get(data.shipped, {})
+    if not data.task or not data.dataset:
+        return []
     return [
         EvalResult(
             task_type=data.task,
-            dataset_type=data.run["dataset"],
-            dataset_name=data.run["dataset"],
+            dataset_type=data.dataset,
+            dataset_name=data.dataset,
             dataset_config="default",
             dataset_split=split,
             metric_type=metric,
@@ -169,14 +226,19 @@ def _eval_results(data: CardData) -> list[EvalResult]:
         )
         for split in ("validation", "test")
         for metric in data.metrics
-        if metric in shipped.get(split, {})
+        if math.isfinite(shipped.get(split, {}).get(metric, math.nan))
     ]
 
 
-def _label(strategy: str) -> str:
+def label(strategy: str) -> str:
+    """What a strategy is called in a card."""
     return STRATEGIES.get(strategy, strategy)
 
 
+def _shown(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
+
+
 def _listed(names: list[str]) -> str:
-    labels = [_label(name) for name in names]
+    labels = [label(name) for name in names]
     return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"

@@ -1,90 +1,42 @@
-"""Pushing to the Hub: the folder a repository holds, and one commit that puts it there."""
+"""Pushing to the Hub: one commit that puts a run, or a model, into a repository."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import CommitOperationAdd, HfApi, get_token
 
-from aswa_hf.card import CONFIG, PICTURE, RESULTS, TRAJECTORY, read_card_data, render
 from aswa_hf.files import write_text
-from aswa_hf.trajectory import load_trajectories, plot_trajectories
+from aswa_hf.hub_files import CARD, WEIGHTS, check_run, last_checkpoint, read_history, save_run, write_repository
+from aswa_hf.strategy import Strategy
 
-WEIGHTS, CARD = "model.safetensors", "README.md"
-# Besides the weights: configuration and its code, vocabulary, preprocessing. Nothing pickled, no checkpoints, no logs.
-SHIPPED = (
-    CONFIG,
-    WEIGHTS,
-    "model.safetensors.index.json",
-    "model-*.safetensors",
-    "adapter_config.json",
-    "adapter_model.safetensors",
-    "generation_config.json",
-    "configuration_*.py",
-    "modeling_*.py",
-    "entities.json",
-    "relations.json",
-    "preprocessor_config.json",
-    "processor_config.json",
-    "tokenizer*.json",
-    "special_tokens_map.json",
-    "vocab.*",
-    "merges.txt",
-    "*.model",
-)
+__all__ = ["HubError", "push_to_hub", "read_history", "save_run", "write_repository"]
+
 RUNNING_BRANCH = "running"
+RUNNING_CARD = """\
+---
+tags:
+- aswa
+---
+
+# The running model
+
+The weights that training ended with, of {name}. The averaged weights, and the card that tells how they were chosen,
+are on the branch `main`.
+"""
 
 
 class HubError(OSError):
     """A push that failed: at which step, why, and that it may be repeated."""
 
 
-def write_repository(run: str | Path, folder: str | Path, repo_id: str, **card: Any) -> Path:
-    """Writes the exact files of a repository for a run folder: weights, config, trajectory, picture, card."""
-    run, folder = Path(run), Path(folder)
-    check_run(run)
-    folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()):
-        raise ValueError(f"{folder} is not empty. Choose another folder, so that nothing is mixed up with it.")
-    for pattern in SHIPPED:
-        for file in run.glob(pattern):
-            shutil.copyfile(file, folder / file.name)
-    content = json.loads((run / TRAJECTORY).read_text(encoding="utf-8"))
-    if "run" not in content and (run / RESULTS).exists():
-        content["run"] = json.loads((run / RESULTS).read_text(encoding="utf-8"))
-    write_text(folder / TRAJECTORY, json.dumps(content, indent=2, allow_nan=False) + "\n")
-    if (run / PICTURE).exists():
-        shutil.copyfile(run / PICTURE, folder / PICTURE)
-    else:
-        trajectories, about = load_trajectories(folder / TRAJECTORY)
-        plot_trajectories(trajectories, folder / PICTURE, metric=about["metric"])
-    write_text(folder / CARD, str(render(read_card_data(folder, repo_id, **card))))
-    return folder
-
-
-def check_run(run: Path) -> None:
-    """Refuses a folder that is no finished run, before anything is copied or sent."""
-    if not run.is_dir():
-        raise ValueError(f"There is no folder {run}. Expected a run folder, as `aswa-hf train` writes it.")
-    weights = [run / WEIGHTS, run / "model.safetensors.index.json", run / "adapter_model.safetensors"]
-    missing = [name for name in (TRAJECTORY,) if not (run / name).exists()]
-    missing += [] if any(path.exists() for path in weights) else [WEIGHTS]
-    if missing:
-        raise ValueError(
-            f"{run} has no {' and no '.join(missing)}: it is not a finished run. Expected a folder as `aswa-hf train` "
-            "writes it, or as Trainer.save_model() does with an ASWACallback."
-        )
-    load_trajectories(run / TRAJECTORY)
-
-
 def push_to_hub(
-    run: str | Path,
+    run_or_model: Any,
     repo_id: str,
     *,
     private: bool | None = None,
@@ -94,15 +46,38 @@ def push_to_hub(
     running: bool = False,
     commit_message: str = "Add ASWA checkpoint",
     endpoint: str | None = None,
+    strategies: Strategy | Mapping[str, Strategy] | None = None,
+    metric: str = "score",
+    processor: Any = None,
+    about: Mapping[str, Any] | None = None,
     **card: Any,
 ) -> str:
-    """Pushes a run folder as one commit and gives the repository's address; may be repeated without harm.
+    """Pushes a run folder, or a model, as one commit and gives the repository's address; may be repeated.
 
+    A model comes with its `strategies`, the first of them applied to it, and the name of the `metric` that decided;
+    `processor` and `about` are those of `save_run`.
     `private=None` leaves the visibility of a new repository to the account's settings. `tag` marks the commit,
     `running=True` puts the running model's last weights on the branch "running". `card` is what the user has to say:
-    `license=`, `notes=`.
+    `license=`, `notes=`, `language=`, `base_model=`, `datasets=`, `more_tags=`.
     """
-    run = Path(run)
+    if not isinstance(run_or_model, (str, Path)):
+        if not strategies:
+            raise ValueError(
+                "A model is pushed with the history of its weights: push_to_hub(model, repo_id, strategies=aswa, "
+                "metric=…). A run folder has it already."
+            )
+        if running:
+            raise ValueError("running=True needs a run folder: a model has no checkpoints of the running weights.")
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = save_run(run_or_model, temporary, strategies, metric=metric, processor=processor, **(about or {}))
+            options: dict[str, Any] = {
+                "revision": revision,
+                "tag": tag,
+                "commit_message": commit_message,
+                "endpoint": endpoint,
+            }
+            return push_to_hub(folder, repo_id, private=private, token=token, **options, **card)
+    run = Path(run_or_model)
     check_run(run)
     token = token or get_token()
     if not token:
@@ -111,19 +86,20 @@ def push_to_hub(
     api = HfApi(endpoint=endpoint, token=token)
     with tempfile.TemporaryDirectory() as temporary:
         folder = write_repository(run, Path(temporary) / "repository", repo_id, **card)
-        with _step("create the repository", repo_id, run, token):
+        with _step("create the repository", repo_id, token):
             url = str(api.create_repo(repo_id, private=private, exist_ok=True))
         # Files that are there already are not sent again, and without any change there is no second commit.
-        with _step("upload the files and commit them", repo_id, run, token):
+        with _step("upload the files and commit them", repo_id, token):
             _commit(api, repo_id, folder, revision, commit_message)
         if tag is not None:
-            with _step(f"create the tag {tag}", repo_id, run, token):
-                api.create_tag(repo_id, tag=tag, revision=revision, exist_ok=True)
+            with _step(f"create the tag {tag}", repo_id, token):
+                _tag(api, repo_id, tag, revision)
         if checkpoint is not None:
-            with _step(f"push the running weights to the branch {RUNNING_BRANCH}", repo_id, run, token):
+            with _step(f"push the running weights to the branch {RUNNING_BRANCH}", repo_id, token):
                 api.create_branch(repo_id, branch=RUNNING_BRANCH, exist_ok=True)
-                shutil.copyfile(checkpoint / WEIGHTS, folder / WEIGHTS)
-                (folder / CARD).unlink()
+                for file in (file for pattern in WEIGHTS for file in checkpoint.glob(pattern)):
+                    shutil.copyfile(file, folder / file.name)
+                write_text(folder / CARD, RUNNING_CARD.format(name=repo_id))
                 _commit(api, repo_id, folder, RUNNING_BRANCH, "Running model's last weights")
     return url
 
@@ -134,22 +110,24 @@ def _commit(api: HfApi, repo_id: str, folder: Path, revision: str | None, messag
     api.create_commit(repo_id, files, commit_message=message, revision=revision)
 
 
-def last_checkpoint(run: Path) -> Path:
-    """The checkpoint with the running model's last weights."""
-    found = sorted(run.glob(f"checkpoint-*/{WEIGHTS}"), key=lambda path: int(path.parent.name.rpartition("-")[2]))
-    if not found:
-        raise ValueError(f"{run} has no checkpoint with the running model's weights. Push without running=True.")
-    return found[-1].parent
+def _tag(api: HfApi, repo_id: str, tag: str, revision: str | None) -> None:
+    head = api.model_info(repo_id, revision=revision).sha
+    if tag in {ref.name for ref in api.list_repo_refs(repo_id).tags}:
+        marked = api.model_info(repo_id, revision=tag).sha
+        if marked != head:
+            raise ValueError(f"it marks another commit already, {str(marked)[:8]}: choose a new name")
+        return
+    api.create_tag(repo_id, tag=tag, revision=revision)
 
 
 @contextmanager
-def _step(what: str, repo_id: str, run: Path, token: str) -> Iterator[None]:
+def _step(what: str, repo_id: str, token: str) -> Iterator[None]:
     """Turns an error of the Hub or the network into one line that names the step and never the token."""
     try:
         yield
     except Exception as error:  # those of the HTTP library have no base that all its versions share
         reason = " ".join(str(error).split()).replace(token, "***") or type(error).__name__
         raise HubError(
-            f"Pushing to {repo_id} failed at the step: {what} ({reason}). Nothing in {run} has changed; repeat the "
-            "push when the cause is gone."
+            f"Pushing to {repo_id} failed at the step: {what} ({reason}). Nothing on this machine has changed; repeat "
+            "the push when the cause is gone."
         ) from None

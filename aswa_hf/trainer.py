@@ -29,6 +29,7 @@ from aswa_hf.trainer_files import (
     resumed_checkpoint,
     saved_state,
 )
+from aswa_hf.trainer_hub import check_token, describe_run, give_card, push_at_end, repository_of
 from aswa_hf.trainer_setup import (
     check_every,
     choose_direction,
@@ -72,6 +73,9 @@ class ASWACallback(TrainerCallback):
         dtype: of the averages, torch.float32 or torch.float64.
         device: where the averages are kept, for example "cpu" to spare the accelerator's memory.
         resume_from: the checkpoint folder of a resumed run, if it is not in `output_dir`.
+        push_to_hub: a repository to which the model is pushed once, with its card, when training has ended; True is
+            `TrainingArguments.hub_model_id`. Visibility, token and branch are those of the arguments. A push that
+            fails is an error in the log; the model is in `output_dir` then.
 
     The running model trains exactly as it would without the callback, and checkpoints hold its weights. Each decision
     costs one evaluation for every averaged strategy, and a pass over training batches if the model has BatchNorm.
@@ -92,6 +96,7 @@ class ASWACallback(TrainerCallback):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
         resume_from: str | Path | None = None,
+        push_to_hub: bool | str = False,
     ):
         check_every(every)
         self._factories = named_factories(strategies if strategies is not None else ("aswa",))
@@ -104,13 +109,15 @@ class ASWACallback(TrainerCallback):
         self.resume_from = resume_from
         self.strategies: dict[str, Strategy] = {}
         """The strategies by name, from the beginning of training on."""
+        self.push_to_hub = push_to_hub
+        self.pushed: str | None = None
+        """The address of the repository, when the push at the end of training has succeeded."""
         self._metric = metric
         self._greater_is_better = greater_is_better
         self._options = {"batchnorm": batchnorm, "bn_batches": bn_batches, "dtype": dtype, "device": device}
         self._hard_updates = hard_updates
         # The evaluation of the running model that the Trainer is about to do: its metrics so far, by dataset.
         self._expected: dict[str, float] | None = None
-        self._card_rows: list[dict[str, Any]] = []
         self.trainer: Trainer | None = None
         if trainer is not None:
             self.bind(trainer)
@@ -120,6 +127,7 @@ class ASWACallback(TrainerCallback):
         if not isinstance(trainer, Trainer):
             raise TypeError(f"ASWACallback works for a transformers.Trainer, got {type(trainer).__name__}.")
         refuse_unsupported(trainer, self.every, self._factories)
+        repository_of(self.push_to_hub, trainer.args)
         self.trainer = trainer
         metric = choose_metric(self._metric, self._factories, trainer.args)
         self.score = Score(metric)
@@ -138,9 +146,11 @@ class ASWACallback(TrainerCallback):
         if state is not trainer.state:
             raise RuntimeError("This ASWACallback is bound to another trainer. Bind it to the one that trains.")
         self.bind(trainer)  # arguments and datasets may have changed since
+        if self.push_to_hub and trainer.is_world_process_zero():
+            check_token(args)
         take_places(trainer, self)
         self._loader: Any = None
-        self._expected, self._card_rows = None, []
+        self._expected, self.pushed = None, None
         self._events = 0
         self._decides = False
         self._last_metrics: tuple[int, dict[str, float]] = (-1, {})
@@ -209,10 +219,8 @@ class ASWACallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         if self.trainer is None or not self.trainer.is_in_train:
-            # The card of the model takes the last evaluation in the log for its own: the ensemble's, not the
-            # running model's.
-            state.log_history += self._card_rows
-            self._card_rows = []
+            if self.trainer is not None and self.strategies:
+                give_card(self.trainer)
         elif args.should_save:
             # A checkpoint is pushed before `on_save`, and the pushed folder must be complete.
             move_into_checkpoint(args.output_dir, state.global_step)
@@ -223,8 +231,14 @@ class ASWACallback(TrainerCallback):
         self._decide_if_missed(state)
         if self.apply is not None:
             self._apply(state, self.strategies[self.apply])
-        if not args.should_save:
-            return
+        if args.should_save:
+            self._write_history(args)
+        repo_id = repository_of(self.push_to_hub, args)
+        if repo_id is not None and not state.is_hyper_param_search:
+            self.pushed = push_at_end(self._bound(), repo_id)
+
+    def _write_history(self, args: TrainingArguments) -> None:
+        shipped = self.apply if self.apply and self.strategies[self.apply].members else None
         try:
             drop_waiting(args.output_dir)
             save_trajectories(
@@ -233,7 +247,8 @@ class ASWACallback(TrainerCallback):
                 alphas={name: strategy.alphas for name, strategy in self.strategies.items()},
                 metric=self.score.label,
                 greater_is_better=self.greater_is_better,
-                applied=self.apply,
+                applied=shipped,
+                run=describe_run(self._bound(), self.strategies, self._metrics, self.score, self._options),
             )
         except OSError as error:
             # The weights are in the model: a full disk must not take them away.
@@ -349,10 +364,6 @@ class ASWACallback(TrainerCallback):
             logger.warning(f"The {self.apply} ensemble is empty: {reason}. The running weights stay in the model.")
             return
         strategy.apply()
-        if (metrics := self._metrics.get(str(self.apply))) is not None:
-            renamed = self.score.report(metrics, "").items()
-            row = {key.replace("eval__", "eval_", 1): value for key, value in renamed}
-            self._card_rows = [{**row, "epoch": state.epoch, "step": state.global_step}]
         logger.info(f"The model now holds the {self.apply} weights, {self.score.label} {strategy.score}.")
 
     # ---- setting up ----

@@ -179,7 +179,7 @@ def test_every_number_of_a_card_is_the_trajectory_files(kind, kge_run, image_run
     run = {"kge": kge_run, "image": image_run}[kind]
     folder = write_repository(run, tmp_path / "repository", "user/model")
     content = json.loads((folder / "aswa_trajectory.json").read_text())
-    known = {f"{number:.{digits}f}" for number in numbers_of(content) for digits in (1, 4)}
+    known = {f"{number:.{digits}f}" for number in numbers_of(content) for digits in (2, 4)}
     known |= {f"{number:.4f}" for number in read_card_data(folder, "user/model").alphas}
     text = (folder / "README.md").read_text()
     tables = [line for line in text.splitlines() if line.startswith("|") and "---" not in line]

@@ -23,9 +23,11 @@ ORDER = [
     {"strategies", "ensembles", "shadows"},
     {"checkpoint"},
     {"kge", "vision"},
-    {"trainer", "trainer_files", "trainer_setup", "loop", "loop_setup", "loop_state"},
     {"card"},
+    {"hub_files"},
     {"hub"},
+    # The callback pushes, so that the Hub stands below the Trainer.
+    {"trainer", "trainer_files", "trainer_hub", "trainer_setup", "loop", "loop_setup", "loop_state"},
     {"cli", "existing", "report", "reproduce"},
 ]
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}

@@ -282,7 +282,7 @@ def test_the_card_of_the_pushed_model_shows_the_ensembles_scores(tmp_path, monke
     card = (tmp_path / "README.md").read_text()
     ensemble = callback.strategies["aswa"].score
     assert ensemble != callback.strategies["aswa"].trajectory[-1].running_score
-    assert f"- Accuracy: {round(ensemble, 4)}" in card
+    assert f"| **ASWA** | **{ensemble:.4f}** |" in card
 
 
 def test_a_history_that_cannot_be_written_does_not_cost_the_ensemble(tmp_path, monkeypatch):

@@ -41,6 +41,7 @@ from aswa_hf.files import write_text
 from aswa_hf.shadows import named_factories
 from aswa_hf.strategies import SWA
 from aswa_hf.trainer import ASWACallback
+from aswa_hf.trainer_hub import image_example
 from aswa_hf.vision import ImageTensors, load_cifar, load_digits
 from aswa_hf.vision.classifier import TimmForImageClassification, check_timm_name, timm_classifier
 from aswa_hf.vision.data import check_ratio, hold_out
@@ -138,7 +139,7 @@ def train_image(
         return {name: found[f"{split}_{name}"] for name in ("accuracy", "loss")}
 
     results, seconds = train_and_evaluate(trainer, callback, checkpoint, evaluate, console)
-    example = _example(model, images["test"])
+    example = image_example(model, images["test"], "test")
     if fge:
         start = time.perf_counter()
         options |= {"precision": precision, "num_train_epochs": recipe.fge_epochs, "eval_strategy": "no"}
@@ -194,21 +195,6 @@ def _build(name: str, images: ImageTensors) -> TimmForImageClassification:
             "--model."
         ) from None
     return model
-
-
-@torch.no_grad()
-def _example(model: TimmForImageClassification, images: ImageTensors) -> dict[str, str]:
-    """What the shipped model says of one test image, as a card shows it."""
-    device = next(model.parameters()).device
-    probabilities = model.eval()(images[0]["pixel_values"][None].to(device)).logits.softmax(-1)[0]
-    best = probabilities.topk(min(3, len(probabilities)))
-    return {
-        "about": f"Class probabilities of the first test image, which shows {images.class_names[images.labels[0]]}:",
-        "output": "\n".join(
-            f"{images.class_names[index]:12s} {value:.4f}"
-            for value, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        ),
-    }
 
 
 def _check_fge(recipe: Recipe, start: Path, checkpoint: str | None) -> None:

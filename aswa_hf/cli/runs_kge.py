@@ -21,14 +21,13 @@ from aswa_hf.cli.runs import (
 from aswa_hf.kge import (
     KGEModel,
     KGETrainer,
-    KnowledgeGraph,
-    LinkPredictor,
     evaluate_link_prediction,
     load_kg,
     paper_arguments,
 )
 from aswa_hf.trainer import ASWACallback
 from aswa_hf.trainer_files import STATE_FOLDER
+from aswa_hf.trainer_hub import link_example
 
 
 def train_kge(
@@ -98,21 +97,10 @@ def train_kge(
         epochs=epochs,
         dim=dim,
         triples=triples,
-        example=_example(LinkPredictor(model, kg.vocab), kg),
+        example=link_example(model, kg),
     )
     draw(output_dir, callback.strategies, "MRR", f"{type(model).__name__} on {kg.name}")
     title = "Filtered ranking over heads and tails"
     console.print(results_table(results, ("mrr", "hits@1", "hits@3", "hits@10"), title=title, label="MRR"))
     console.print(f"Written to {output_dir}; predict with: aswa-hf predict {output_dir} --head … --relation …")
     return content
-
-
-def _example(predictor: LinkPredictor, kg: KnowledgeGraph) -> dict[str, str]:
-    """A question whose answer is in the test split alone, as a card shows it."""
-    head, relation, tail = kg.triples("test")[0]
-    h, r, t = kg.vocab.entities[head], kg.vocab.relations[relation], kg.vocab.entities[tail]
-    return {
-        "code": f"predictor.predict(head={h!r}, relation={r!r}, k=3)",
-        "about": f"The test split holds ({h}, {r}, {t}), which training has not seen:",
-        "output": predictor.predict(head=h, relation=r, k=3).to_string(index=False),
-    }

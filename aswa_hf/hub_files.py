@@ -1,0 +1,192 @@
+"""What a repository holds: the files of a run that are shipped, its history and its card."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError
+from safetensors import SafetensorError, safe_open
+
+from aswa_hf.card import ADAPTER_CONFIG, CONFIG, PICTURE, RESULTS, TRAJECTORY, read_card_data, render
+from aswa_hf.checkpoint import library_versions
+from aswa_hf.files import write_text
+from aswa_hf.strategy import Strategy
+from aswa_hf.trajectory import Trajectory, load_trajectories, plot_trajectories, save_trajectories
+
+CARD, INDEX = "README.md", "model.safetensors.index.json"
+WHOLE_WEIGHTS = ("model.safetensors", INDEX, "adapter_model.safetensors")
+WEIGHTS = (*WHOLE_WEIGHTS, "model-*.safetensors")
+# Besides the weights: configuration and its code, vocabulary, preprocessing. Nothing pickled, no checkpoints, no logs.
+SHIPPED = (
+    *WEIGHTS,
+    CONFIG,
+    ADAPTER_CONFIG,
+    "generation_config.json",
+    "configuration_*.py",
+    "modeling_*.py",
+    "entities.json",
+    "relations.json",
+    "*processor_config.json",
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "*.model",
+    "chat_template.*",
+)
+
+
+def save_run(
+    model: Any,
+    folder: str | Path,
+    strategies: Strategy | Mapping[str, Strategy],
+    *,
+    metric: str = "score",
+    applied: str | None = None,
+    processor: Any = None,
+    **about: Any,
+) -> Path:
+    """Writes a run folder for a model that was trained in any loop: its weights, and the history of its strategies.
+
+    `applied` names the strategy whose weights are in the model (the first one). `processor` is saved beside it: a
+    tokenizer, a KGVocab. `about` is what else the card shall tell: `task=`, `dataset=`, `seed=`, `command=`.
+    """
+    named = {strategies.name: strategies} if isinstance(strategies, Strategy) else dict(strategies)
+    applied = applied or next(iter(named), None)
+    if applied not in named:
+        raise ValueError(
+            f"applied must be one of the strategies ({', '.join(named) or 'none given'}), got {applied!r}."
+        )
+    _check_applied(model, applied, named[applied])
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in (model, processor):
+        if hasattr(part, "save_pretrained"):
+            part.save_pretrained(folder)
+        elif hasattr(part, "pretrained_cfg"):
+            from timm.models import _hub
+
+            _hub.save_for_hf(part, str(folder), safe_serialization=True)
+        elif part is not None:
+            raise TypeError(
+                f"A {type(part).__name__} cannot be saved for the Hub. Expected a model with save_pretrained (of "
+                "transformers or peft), or a timm model."
+            )
+    save_trajectories(
+        folder / TRAJECTORY,
+        {name: strategy.trajectory for name, strategy in named.items()},
+        alphas={name: strategy.alphas for name, strategy in named.items()},
+        metric=metric,
+        greater_is_better=named[applied].greater_is_better,
+        applied=applied,
+        run={"model": type(model).__name__, "versions": library_versions(), **about},
+    )
+    return folder
+
+
+def _check_applied(model: Any, name: str, strategy: Strategy) -> None:
+    """Refuses a model that holds other weights than its card would say."""
+    if strategy.members == 0:
+        raise ValueError(f"The {name} strategy has no weights yet. Call its update() at the end of every epoch.")
+    averaged = strategy.average.averaged
+    parameters = {key: p for key, p in strategy.model.named_parameters() if key in averaged}
+    same = all(torch.equal(averaged[key].to(p.device, p.dtype), p.detach()) for key, p in parameters.items())
+    if not same or getattr(model, "_orig_mod", model) is not strategy.model:
+        raise ValueError(f"The model does not hold the {name} weights. Call the strategy's apply() before the push.")
+
+
+def write_repository(run: str | Path, folder: str | Path, repo_id: str, **card: Any) -> Path:
+    """Writes the exact files of a repository for a run folder: weights, config, trajectory, picture, card."""
+    run, folder = Path(run), Path(folder)
+    check_run(run)
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise ValueError(f"{folder} is not empty. Choose another folder, so that nothing is mixed up with it.")
+    for pattern in (*SHIPPED, PICTURE):
+        for file in run.glob(pattern):
+            shutil.copyfile(file, folder / file.name)
+    write_text(folder / TRAJECTORY, json.dumps(_whole_history(run), indent=2, allow_nan=False) + "\n")
+    write_card(folder, repo_id, **card)
+    return folder
+
+
+def write_card(folder: Path, repo_id: str, **card: Any) -> None:
+    """Adds the card to a folder with a model and its trajectory file, and the picture if there is none."""
+    if not (folder / PICTURE).exists():
+        trajectories, about = load_trajectories(folder / TRAJECTORY)
+        plot_trajectories(trajectories, folder / PICTURE, metric=about["metric"])
+    write_text(folder / CARD, str(render(read_card_data(folder, repo_id, **card))))
+
+
+def _whole_history(run: Path) -> dict[str, Any]:
+    """The trajectory file, with what the other files of the run know."""
+    content = json.loads((run / TRAJECTORY).read_text(encoding="utf-8"))
+    if "run" not in content and (run / RESULTS).exists():
+        content["run"] = json.loads((run / RESULTS).read_text(encoding="utf-8"))
+    if "batchnorm" not in content.setdefault("run", {}):
+        # All that trains without telling recalibrates.
+        content["run"]["batchnorm"] = "recalibrate" if _has_batchnorm(run) else None
+    return content
+
+
+def _has_batchnorm(run: Path) -> bool:
+    for file in {path for pattern in WEIGHTS for path in run.glob(pattern) if path.suffix == ".safetensors"}:
+        with safe_open(file, framework="pt") as tensors:
+            if any(name.endswith(".running_mean") for name in tensors.keys()):  # noqa: SIM118
+                return True
+    return False
+
+
+def check_run(run: Path) -> None:
+    """Refuses a folder that is no finished run, before anything is copied or sent."""
+    if not run.is_dir():
+        raise ValueError(f"There is no folder {run}. Expected a run folder, as `aswa-hf train` writes it.")
+    missing = [] if (run / TRAJECTORY).exists() else [TRAJECTORY]
+    missing += [] if any((run / name).exists() for name in WHOLE_WEIGHTS) else [WHOLE_WEIGHTS[0]]
+    if missing:
+        raise ValueError(
+            f"{run} has no {' and no '.join(missing)}: it is not a finished run. Expected a folder as `aswa-hf train` "
+            "writes it, or as Trainer.save_model() does with an ASWACallback."
+        )
+    load_trajectories(run / TRAJECTORY)
+    try:
+        _has_batchnorm(run)
+    except SafetensorError as error:
+        raise ValueError(f"The weights in {run} are damaged ({error}). Save the model anew.") from None
+    if (run / INDEX).exists():
+        shards = set(json.loads((run / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+        if lost := sorted(name for name in shards if not (run / name).exists()):
+            raise ValueError(f"{run} lacks {', '.join(lost)}, a part of its weights. Save the model anew.")
+
+
+def last_checkpoint(run: Path) -> Path:
+    """The checkpoint with the running model's last weights."""
+    found = {path.parent for name in WHOLE_WEIGHTS for path in run.glob(f"checkpoint-*/{name}")}
+    if not found:
+        raise ValueError(f"{run} has no checkpoint with the running model's weights. Push without running=True.")
+    return max(found, key=lambda path: int(path.name.rpartition("-")[2]))
+
+
+def read_history(
+    path_or_repo: str | Path, *, revision: str | None = None, **options: Any
+) -> tuple[dict[str, Trajectory], dict[str, Any]]:
+    """The decisions of a run by strategy, and what else is known of it, from its folder or a Hub repository."""
+    path = Path(path_or_repo) / TRAJECTORY
+    if not Path(path_or_repo).is_dir():
+        try:
+            path = Path(hf_hub_download(str(path_or_repo), TRAJECTORY, revision=revision, **options))
+        except EntryNotFoundError:
+            raise FileNotFoundError(
+                f"The repository {path_or_repo} has no {TRAJECTORY}. Expected one pushed by aswa-hf."
+            ) from None
+    elif not path.exists():
+        raise FileNotFoundError(f"{path_or_repo} has no {TRAJECTORY}. Expected a run folder written by aswa-hf.")
+    return load_trajectories(path)
