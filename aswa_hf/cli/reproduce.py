@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -59,7 +60,7 @@ def reproduce(
         train_size,
         bn_batches,
     )
-    console = Console(stderr=True)
+    console = Console(file=sys.stderr)  # this very stream, also while runs speak to files of their own
     sources, missing = {}, {}
     for dataset in asked:
         try:

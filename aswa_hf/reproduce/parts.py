@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-import warnings
 from collections import Counter
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from aswa_hf.checkpoint import library_versions
 from aswa_hf.files import write_text
-from aswa_hf.reproduce.runs import Run, results
+from aswa_hf.reproduce.runs import CONSOLE, Run, results, said_to
 from aswa_hf.reproduce.tables import SHAPES, STRATEGIES
 
 # The paper's: 500 queries of every shape, and the ten best entities kept between two hops.
@@ -42,13 +42,12 @@ def measure(table: str, run: Run, source: str, output_dir: Path) -> None:
         return
     folder = output_dir / run.name
     start = time.perf_counter()
-    kg = _graph(source)
-    predictor = LinkPredictor.from_pretrained(folder, kg=kg)
     evaluate = MEASURED[table]
-    found = {
-        strategy: evaluate(predictor, source)
-        for strategy in _with_weights(predictor, str(folder), list(STRATEGIES[run.task]))
-    }
+    with said_to(folder / CONSOLE):
+        kg = _graph(source)
+        predictor = LinkPredictor.from_pretrained(folder, kg=kg)
+        weights = _with_weights(predictor, str(folder), list(STRATEGIES[run.task]))
+        found = {strategy: evaluate(predictor, source) for strategy in weights}
     about = {"dataset": kg.name, "model": run.model, "seed": run.seed, "epochs": run.epochs}
     content = {
         "task": table,
@@ -97,13 +96,9 @@ def _queries(source: str) -> Any:
 
     kg = _graph(source)
     found = []
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Found only")  # of a small graph, all there are
-        for shape in SHAPES:
-            try:
-                found.append(generate_queries(kg, shape, QUERIES["per_shape"], QUERIES["seed"]))
-            except ValueError:
-                continue
+    for shape in SHAPES:
+        with suppress(ValueError):
+            found.append(generate_queries(kg, shape, QUERIES["per_shape"], QUERIES["seed"]))
     if not found:
         raise ValueError(f"{kg.name} has no multi-hop queries with a hard answer.")
     return concatenate_datasets(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -112,7 +112,7 @@ def train(run: Run, source: str, output_dir: Path) -> None:
         "seed": run.seed,
         "resume": resume,
     }
-    with sole_run(folder), _said_to(folder / CONSOLE), _called_as(command(run, source, output_dir)):
+    with sole_run(folder), said_to(folder / CONSOLE), _called_as(command(run, source, output_dir)):
         if run.task == KGE:
             from aswa_hf.cli.runs_kge import train_kge
 
@@ -158,8 +158,9 @@ def _called_as(arguments: list[str]) -> Iterator[None]:
 
 
 @contextmanager
-def _said_to(path: Path) -> Iterator[None]:
-    with path.open("a", encoding="utf-8") as file, redirect_stdout(file):
+def said_to(path: Path) -> Iterator[None]:
+    """What is printed and warned of goes to the end of a file: of many runs, nobody would find it on the screen."""
+    with path.open("a", encoding="utf-8") as file, redirect_stdout(file), redirect_stderr(file):
         yield
 
 
