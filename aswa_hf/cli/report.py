@@ -11,7 +11,9 @@ import typer
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, or the results.json of runs under any name.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN", help="Run folders, or the results.json of runs under any name.")
+    ],
     output: Annotated[Path, typer.Option(help="The page; its pictures go to a folder beside it, too.")] = Path(
         "report.html"
     ),
