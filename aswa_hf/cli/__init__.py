@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -61,6 +62,7 @@ def main() -> None:
     """Runs a command; bad input is one line on standard error and a non-zero exit status."""
     # The library's own bars for every file it reads or writes; a run has a bar of its own.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    warnings.showwarning = _say
     try:
         app()
     except SystemExit as ended:
@@ -76,6 +78,11 @@ def main() -> None:
         if reason is None:
             raise
         sys.exit(f"aswa-hf: {reason}")
+
+
+def _say(message: Warning | str, *place: Any, **more: Any) -> None:
+    """A warning without the line of code it came from, which tells a user of commands nothing."""
+    sys.stderr.write(f"warning: {' '.join(str(message).split())}\n")
 
 
 def _exhausted(error: Exception) -> str | None:
