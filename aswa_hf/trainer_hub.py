@@ -106,7 +106,8 @@ def _example(trainer: Trainer, model: Any) -> dict[str, str] | None:
     """A prediction of the weights now in the model, for a link predictor and an image classifier of this package."""
     kg, images = getattr(trainer, "kg", None), trainer.eval_dataset
     if kg is not None and len(kg["test"]):
-        return link_example(model, kg)
+        # Weights that have diverged give no example.
+        return link_example(model, kg) if all(weight.isfinite().all() for weight in model.parameters()) else None
     if hasattr(images, "class_names") and hasattr(images, "labels"):
         return image_example(model, images, "validation")
     return None
