@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
 import torch
 from torch import nn
 from training import ConvNet, accuracy, image_data, make_trainer
@@ -54,23 +53,9 @@ def test_the_loop_in_three_lines():
     assert model.weight.item() == 1.5
 
 
-@pytest.mark.parametrize("mark", ['every="epoch",', '"soft": lambda model'])
-def test_the_settings_of_the_callback(mark, tmp_path):
-    from aswa_hf import ASWACallback
-
-    trainer = make_trainer("conv", tmp_path, num_train_epochs=4, save_strategy="no")
-    tree = block(mark).replace("ASWACallback(\n", "callback = ASWACallback(\n")
-    names = {"ASWACallback": ASWACallback, "trainer": trainer}
-    exec(tree, names)
-    trainer.add_callback(names["callback"])
-    trainer.train()
-    assert len(names["callback"].strategies) >= 4
-    assert all(strategy.members for strategy in names["callback"].strategies.values())
-
-
 def test_link_prediction(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = {}
     exec(block("LinkPredictor(model"), names)
-    assert names["trainer"].state.epoch == 20
-    assert "locatedin" in capsys.readouterr().out
+    assert names["trainer"].state.epoch == 100
+    assert capsys.readouterr().out.split()[-3] == "europe"
