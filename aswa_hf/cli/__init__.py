@@ -9,6 +9,7 @@ from importlib import metadata
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from aswa_hf.cli.average import average
 from aswa_hf.cli.demo import demo
@@ -21,10 +22,20 @@ from aswa_hf.cli.reproduce import reproduce
 from aswa_hf.cli.train import train
 
 INTERRUPTED = 130  # the exit status typer gives to Ctrl-C
+HOW_TO_GO_ON = {"train": "; --resume goes on from the last checkpoint", "reproduce": "; the same command goes on"}
 OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "not enough memory", "Storage size calculation overflowed")
 UNWRITABLE = ("PytorchStreamWriter failed", "file write failed", "No space left on device")
 
+
+class _InOrder(TyperGroup):
+    """Lists commands in the order of work; typer puts those with subcommands last."""
+
+    def list_commands(self, context: Any) -> list[str]:
+        return sorted(super().list_commands(context), key=lambda name: name not in ("demo", "train"))
+
+
 app = typer.Typer(
+    cls=_InOrder,
     help="Better weights from the training run you already do: Adaptive Stochastic Weight Averaging.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -67,8 +78,7 @@ def main() -> None:
         app()
     except SystemExit as ended:
         if ended.code == INTERRUPTED:
-            training = "train" in sys.argv[1:2]
-            how = "; --resume goes on from the last checkpoint" if training else ""
+            how = HOW_TO_GO_ON.get("".join(sys.argv[1:2]), "")
             sys.stderr.write(f"\naswa-hf: interrupted{how}\n")
         raise
     except (ValueError, TypeError, OSError) as error:
