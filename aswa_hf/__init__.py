@@ -1,15 +1,15 @@
 """aswa-hf: better weights from the training run you already do."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from aswa_hf.averaging import WeightAverage
-from aswa_hf.ensembles import FGE, PredictionEnsemble
-from aswa_hf.strategies import ASWA, EMA, SWA, BestCheckpoint, LastCheckpoint
-from aswa_hf.trajectory import Decision, Trajectory
-
 if TYPE_CHECKING:
+    from aswa_hf.averaging import WeightAverage
+    from aswa_hf.ensembles import FGE, PredictionEnsemble
     from aswa_hf.existing import average_checkpoints
+    from aswa_hf.strategies import ASWA, EMA, SWA, BestCheckpoint, LastCheckpoint
     from aswa_hf.trainer import ASWACallback
+    from aswa_hf.trajectory import Decision, Trajectory
 
 __version__ = "0.1.0"
 __all__ = [
@@ -27,15 +27,23 @@ __all__ = [
     "average_checkpoints",
 ]
 
+# Imported when they are first asked for: a plain loop does not need transformers, and a shell that completes a command
+# does not need torch. Both take seconds.
+_MODULES = {
+    **dict.fromkeys(("ASWA", "BestCheckpoint", "EMA", "LastCheckpoint", "SWA"), "strategies"),
+    **dict.fromkeys(("FGE", "PredictionEnsemble"), "ensembles"),
+    **dict.fromkeys(("Decision", "Trajectory"), "trajectory"),
+    "ASWACallback": "trainer",
+    "WeightAverage": "averaging",
+    "average_checkpoints": "existing",
+}
+
 
 def __getattr__(name: str) -> Any:
-    # transformers takes seconds to import, and a plain loop does not need it.
-    if name == "ASWACallback":
-        from aswa_hf.trainer import ASWACallback
+    if name not in _MODULES:
+        raise AttributeError(f"module 'aswa_hf' has no attribute {name!r}")
+    return getattr(import_module(f"aswa_hf.{_MODULES[name]}"), name)
 
-        return ASWACallback
-    if name == "average_checkpoints":
-        from aswa_hf.existing import average_checkpoints
 
-        return average_checkpoints
-    raise AttributeError(f"module 'aswa_hf' has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

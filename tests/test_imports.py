@@ -136,3 +136,16 @@ def test_every_public_name_is_there_and_an_unknown_one_is_an_error():
         assert getattr(aswa_hf, name).__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'AWSA'"):
         aswa_hf.AWSA  # noqa: B018
+
+
+def test_the_command_line_answers_without_loading_torch():
+    code = "import sys, aswa_hf.cli; print([name for name in ('torch', 'numpy', 'rich.console') if name in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert run.stdout.strip() == "[]"
+
+
+def test_every_public_name_is_found():
+    import aswa_hf
+
+    assert all(getattr(aswa_hf, name).__name__ == name for name in aswa_hf.__all__)
+    assert set(aswa_hf.__all__) <= set(dir(aswa_hf))
