@@ -4,56 +4,36 @@ import hashlib
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 
 import pytest
-from hub_server import HubServer
-from typer.testing import CliRunner
+from hub_client import TOKEN, assert_nothing_pickled, files, hub_in_process, image_run, kge_run, run_command, steps
+from torch import nn
 
+from aswa_hf import ASWA
 from aswa_hf.card import read_card_data, render
-from aswa_hf.cli import app
-from aswa_hf.hub import HubError, push_to_hub, write_repository
-
-TOKEN = "hf_loopback_secret"
+from aswa_hf.hub import HubError, push_to_hub, read_history, write_repository
 
 
-def run_command(*arguments):
-    result = CliRunner().invoke(app, [str(a) for a in arguments])
-    assert result.exit_code == 0, result.output + repr(result.exception)
-    return result.output
+@pytest.fixture(scope="module", name="kge_run")
+def _kge_run(tmp_path_factory):
+    return kge_run(tmp_path_factory.mktemp("kge") / "run")
 
 
-@pytest.fixture(scope="module")
-def kge_run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("kge") / "run"
-    run_command(
-        *("train", "kge", "--dataset", "countries", "--model", "keci", "--dim", 8, "--epochs", 6),
-        *("--lr", 0.05, "--output-dir", folder),
-    )
-    return folder
-
-
-@pytest.fixture(scope="module")
-def image_run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("image") / "run"
-    run_command(
-        *("train", "image", "--dataset", "digits", "--model", "test_resnet", "--image-size", 16, "--epochs", 2),
-        *("--train-size", 100, "--val-ratio", 0.1, "--output-dir", folder),
-    )
-    return folder
+@pytest.fixture(scope="module", name="image_run")
+def _image_run(tmp_path_factory):
+    return image_run(tmp_path_factory.mktemp("image") / "run")
 
 
 @pytest.fixture
 def hub(monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)  # between its repetitions
-    # Clients in this process keep Xet switched on, which this Hub answers by taking all files in the commit itself.
-    with HubServer(token=TOKEN, lfs=False) as server:
+    with hub_in_process(monkeypatch) as server:
         yield server
 
 
 def push(hub, run, repo="user/model", **options):
-    return push_to_hub(run, repo, token=TOKEN, endpoint=hub.endpoint, **options)
+    return push_to_hub(run, repo, endpoint=hub.endpoint, **options)
 
 
 def contents(folder):
@@ -65,8 +45,8 @@ def test_a_repository_comes_in_one_commit_and_holds_what_it_should(hub, kge_run)
     assert url.endswith("user/model")
     repo = hub.repos["user/model"]
     assert repo.private
-    files = repo.files("main")
-    assert set(files) - {".gitattributes"} == {
+    pushed = repo.files("main")
+    assert set(pushed) - {".gitattributes"} == {
         "README.md",
         "aswa_trajectory.json",
         "config.json",
@@ -78,12 +58,14 @@ def test_a_repository_comes_in_one_commit_and_holds_what_it_should(hub, kge_run)
         "relations.json",
         "trajectory.png",
     }
-    assert files["model.safetensors"] == (kge_run / "model.safetensors").read_bytes()
-    assert repo.files("v1.0") == files
+    assert pushed["model.safetensors"] == (kge_run / "model.safetensors").read_bytes()
+    assert repo.files("v1.0") == pushed
     checkpoint = max(kge_run.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
     assert repo.files("running")["model.safetensors"] == (checkpoint / "model.safetensors").read_bytes()
-    assert sum(request.step == "commit" for request in hub.log) == 2  # one for each branch
-    everything = b"".join(files.values()).decode("latin-1") + repr(hub.log)
+    assert b"The weights that training ended with" in repo.files("running")["README.md"]
+    assert steps(hub, "commit") == 2  # one for each branch
+    assert_nothing_pickled(pushed | repo.files("running"))
+    everything = b"".join(pushed.values()).decode("latin-1") + repr(hub.log)
     assert TOKEN not in everything
 
 
@@ -129,7 +111,92 @@ def test_an_answer_that_was_lost_leads_to_no_second_commit(hub, kge_run):
     assert len(hub.repos["user/model"].commits) == commits
 
 
+def test_a_tag_is_never_moved(hub, kge_run):
+    push(hub, kge_run, tag="v1")
+    push(hub, kge_run, tag="v1")  # the same commit
+    before = hub.repos["user/model"].tags["v1"]
+    with pytest.raises(HubError, match=r"step: create the tag v1 \(it marks another commit already"):
+        push(hub, kge_run, tag="v1", notes="Another card.")
+    assert hub.repos["user/model"].tags["v1"] == before
+
+
+def test_a_push_reads_and_writes_no_pickle(hub, image_run, monkeypatch):
+    def refuse(*args, **options):
+        raise AssertionError("a pickle")
+
+    for name in ("pickle.load", "pickle.loads", "pickle.dump", "pickle.dumps", "torch.load", "torch.save"):
+        monkeypatch.setattr(name, refuse)
+    push(hub, image_run, running=True)
+    assert_nothing_pickled(files(hub) | files(hub, revision="running"))
+
+
+def test_the_token_is_in_no_log_of_a_push_that_fails(hub, kge_run):
+    hub.fail("commit", 500, times=math.inf)
+    code = """
+import logging, sys, time
+time.sleep = lambda seconds: None
+logging.basicConfig(level=logging.DEBUG, stream=sys.stdout)
+import huggingface_hub
+huggingface_hub.logging.set_verbosity_debug()
+from aswa_hf.hub import push_to_hub
+try:
+    push_to_hub(sys.argv[1], "user/model")
+except OSError:
+    logging.exception("pushing")
+logging.getLogger("httpx").debug("the end")
+"""
+    printed = hub.run(code, kge_run, HF_DEBUG="1", HF_HUB_DISABLE_XET=None)
+    assert "failed at the step: upload the files" in printed
+    assert "api/models/user/model/commit" in printed  # requests are logged, and so would be their headers
+    assert "DEBUG:httpx:the end" in printed
+    assert TOKEN not in printed
+    assert TOKEN not in "".join(path.read_text("latin-1") for path in kge_run.rglob("*") if path.is_file())
+
+
+def test_a_server_that_repeats_the_token_does_not_get_it_into_the_error(hub, kge_run):
+    hub.fail("commit", 400, message=f"not with {TOKEN}")
+    with pytest.raises(HubError, match=r"not with \*\*\*"):
+        push(hub, kge_run)
+
+
+def test_a_model_of_any_loop_is_pushed_with_the_history_of_its_weights(hub, tmp_path):
+    import timm
+
+    model = timm.create_model("test_resnet", num_classes=3)
+    aswa = ASWA(model, batchnorm="copy")
+    scores = iter([0.5, 0.4, 0.6])
+    for _ in range(2):
+        aswa.update(lambda: next(scores))
+        nn.init.normal_(model.fc.weight)
+    with pytest.raises(ValueError, match=r"does not hold the aswa weights\. Call the strategy's apply\(\)"):
+        push(hub, model, strategies=aswa, metric="accuracy")
+    aswa.apply()
+    with pytest.raises(ValueError, match="pushed with the history of its weights"):
+        push(hub, model)
+    other = ASWA(nn.Linear(1, 1))
+    other.update(lambda: 1.0)
+    with pytest.raises(TypeError, match=r"A Linear cannot be saved for the Hub\. Expected a model with"):
+        push(hub, other.model, strategies=other)
+    assert hub.log == []
+    about = {"task": "image-classification", "dataset": "me/shapes", "seed": 3}
+    push(hub, model, strategies={"aswa": aswa}, metric="accuracy", about=about)
+    pushed = files(hub)
+    assert set(pushed) == {"README.md", "aswa_trajectory.json", "config.json", "model.safetensors", "trajectory.png"}
+    assert b"| **ASWA** | **0.6000** |" in pushed["README.md"]
+    trajectories, told = read_history(write(pushed, tmp_path / "downloaded"))
+    assert trajectories == {"aswa": aswa.trajectory}
+    assert told["run"]["seed"] == 3
+
+
+def write(contents, folder):
+    folder.mkdir()
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
 def test_without_a_token_nothing_is_sent(hub, kge_run, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr("aswa_hf.hub.get_token", lambda: None)
     with pytest.raises(HubError, match="no token to push with"):
         push_to_hub(kge_run, "user/model", endpoint=hub.endpoint)
@@ -224,6 +291,16 @@ def test_what_is_no_run_is_refused(kge_run, tmp_path):
         write_repository(tmp_path, tmp_path / "out", "user/model")
     with pytest.raises(ValueError, match="is not empty"):
         write_repository(kge_run, kge_run, "user/model")
+    lost = tmp_path / "lost"
+    lost.mkdir()
+    shutil.copyfile(kge_run / "aswa_trajectory.json", lost / "aswa_trajectory.json")
+    (lost / "model.safetensors").write_bytes(b"12345678")
+    with pytest.raises(ValueError, match=r"The weights in .* are damaged"):
+        write_repository(lost, tmp_path / "out", "user/model")
+    (lost / "model.safetensors").unlink()
+    (lost / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1.safetensors"}}')
+    with pytest.raises(ValueError, match=r"lacks model-1\.safetensors, a part of its weights"):
+        write_repository(lost, tmp_path / "out", "user/model")
     for name, text in (("damaged", "{"), ("foreign", '{"a": 1}')):
         folder = tmp_path / name
         folder.mkdir()
