@@ -1,73 +1,227 @@
-"""Writes the tables of measured results into the pages that show them: `make tables`.
+"""Writes the tables of measured results into the pages that show them, and draws the trajectories: `make tables`.
 
-A result is what a run wrote as `results.json`, kept as `results/<task>/<run>.json`. A table stands between
-`<!-- table: <task> <metric> [<dataset>…] -->` and `<!-- /table -->`.
+The results are those that `collect_results.py` keeps in `results/`. A table stands between `<!-- table: … -->` and
+`<!-- /table -->`; in the mark are
+
+    <task> <metric> [<dataset>…]    a metric of all strategies by dataset and model; of multi-hop, a shape
+    shapes [<dataset>…]             the MRR of multi-hop queries by shape, over all datasets and models
+    paper <table> <dataset>         a table of the paper beside our numbers, and the differences
+    decisions [<dataset>…]          what ASWA decided, and when
+    weights                         the first weights of the paper's code beside ours
+    hops                            the paper's way to join two hops beside ours
+
+Without names, all datasets that were run as long as the paper did.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from aswa_hf.reproduce.figures import paper_figures
+from aswa_hf.reproduce.tables import KGE, MODELS, TABLES, plain
+
 ROOT = Path(__file__).resolve().parent.parent
-STRATEGIES = ("last", "best", "swa", "ema", "aswa")
-MODELS = {"distmult": "DistMult", "complex": "ComplEx", "qmult": "QMult", "keci": "Keci"}
-MARKED = re.compile(r"(<!-- table: (\S+) (\S+) (.*?)-->\n).*?(<!-- /table -->)", flags=re.DOTALL)
+RESULTS = ROOT / "results"
+STRATEGIES = ("last", "best", "ema", "swa", "swa-all", "aswa", "fge")
+LABELS = {name: label for models in MODELS.values() for name, label in models.items()}
+PLACE = {"train-fit": "train", "multi-hop": "queries"}
+PAPER_EPOCHS = TABLES[KGE].epochs
+MARKED = re.compile(r"(<!-- table: (.*?) -->\n).*?(<!-- /table -->)", flags=re.DOTALL)
 
 Result = dict[str, Any]
+Groups = dict[tuple[str, str], list[Result]]
 
 
-def load_results(task: str) -> list[Result]:
-    return [json.loads(path.read_text()) for path in sorted((ROOT / "results" / task).glob("*.json"))]
+def load_results(task: str, datasets: Iterable[str]) -> Groups:
+    """The results of a task by dataset and model: real graphs before the three Countries, models as in the paper."""
+    groups: Groups = defaultdict(list)
+    asked = {plain(name) for name in datasets}
+    for path in sorted((RESULTS / task).glob("*.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        as_the_paper = task == "image-classification" or result["epochs"] in PAPER_EPOCHS
+        if plain(result["dataset"]) in asked or (not asked and as_the_paper):
+            groups[result["dataset"], result["model"]].append(result)
+    order = list(LABELS)
+    return dict(sorted(groups.items(), key=lambda g: (g[0][0].startswith("Countries"), g[0][0], order.index(g[0][1]))))
 
 
-def table(task: str, metric: str, datasets: list[str]) -> str:
-    """Mean ± standard deviation of a test metric over seeds, the best of each row bold; no names mean all datasets."""
-    groups: dict[tuple[str, str], list[Result]] = defaultdict(list)
-    for result in load_results(task):
-        if datasets and result["dataset"] not in datasets:
-            continue
-        groups[result["dataset"], result["model"]].append(result)
-    names = [
-        name for name in (*STRATEGIES, "fge") if all(name in r["strategies"] for rs in groups.values() for r in rs)
-    ]
+def score(result: Result, strategy: str, metric: str) -> float:
+    value = result["strategies"][strategy][PLACE.get(result["task"], "test")][metric]
+    return 100 * (value["mrr"] if isinstance(value, dict) else value)
+
+
+def strategies_of(groups: Groups) -> list[str]:
+    every = [result["strategies"] for results in groups.values() for result in results]
+    return [name for name in STRATEGIES if all(name in strategies for strategies in every)]
+
+
+def metric_table(task: str, metric: str, *datasets: str) -> str:
+    """Mean ± standard deviation of a metric over seeds, the best of each row bold."""
+    groups = load_results(task, datasets)
+    names = strategies_of(groups)
     lines = [f"| dataset | model | {' | '.join(names)} |", "| --- | --- |" + " --- |" * len(names)]
-    for (dataset, model), results in sorted(groups.items(), key=_by_size):
-        scores = {name: [_percent(r["strategies"][name]["test"][metric]) for r in results] for name in names}
-        best = max(round(mean(values), 1) for values in scores.values())
-        cells = [_spread(values, bold=round(mean(values), 1) == best) for values in scores.values()]
-        lines.append(f"| {dataset} | {MODELS.get(model, model)} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", wins(groups.values(), names, metric)])
+    for (dataset, model), results in groups.items():
+        values = {name: [score(result, name, metric) for result in results] for name in names}
+        lines.append(f"| {dataset} | {LABELS[model]} | {' | '.join(_cells(values.values()))} |")
+    return "\n".join([*lines, "", wins(groups, names, metric)])
 
 
-def wins(groups: Iterable[list[Result]], names: list[str], metric: str) -> str:
+def shapes_table(*datasets: str) -> str:
+    """The mean MRR of each shape of query over all graphs and models, the best of each row bold."""
+    groups = {key: distinct(results) for key, results in distinct_groups(load_results("multi-hop", datasets)).items()}
+    names = strategies_of(groups)
+    lines = [f"| shape | {' | '.join(names)} |", "| --- |" + " --- |" * len(names)]
+    for shape in (*TABLES["multi-hop"].columns, "average"):
+        values = [
+            [
+                mean(score(result, name, shape) for result in results)
+                for results in groups.values()
+                if _has(results, shape)
+            ]
+            for name in names
+        ]
+        lines.append(f"| {shape} | {' | '.join(_cells([[mean(some)] for some in values]))} |")
+    return "\n".join(lines)
+
+
+def _has(results: list[Result], shape: str) -> bool:
+    return all(shape in result["strategies"]["aswa"]["queries"] for result in results)
+
+
+def paper_table(name: str, dataset: str) -> str:
+    """Our numbers, the paper's and the differences, for the strategies that the paper has; ours of the others too."""
+    table = TABLES[name]
+    groups = load_results(name, [dataset])
+    names = strategies_of(groups)
+    lines = [f"| model | weights | | {' | '.join(table.columns.values())} |"]
+    lines.append("| --- | --- | --- |" + " --- |" * len(table.columns))
+    for (_, model), results in groups.items():
+        for strategy in names:
+            ours = {column: mean(score(result, strategy, column) for result in results) for column in table.columns}
+            paper = _paper_row(name, dataset, model, strategy)
+            differences = {column: ours[column] - figure for column, figure in paper.items()}
+            label = f"{LABELS[model]} | {strategy}"
+            for kind, numbers, sign in (("ours", ours, ""), ("paper", paper, ""), ("difference", differences, "+")):
+                if numbers:
+                    cells = [f"{numbers[c]:{sign}.1f}" if c in numbers else "–" for c in table.columns]
+                    lines.append(f"| {label} | {kind} | {' | '.join(cells)} |")
+                    label = " | "
+    return "\n".join(lines)
+
+
+def _paper_row(name: str, dataset: str, model: str, strategy: str) -> dict[str, float]:
+    for (paper_dataset, *rest), figures in paper_figures(name).items():
+        if plain(paper_dataset) == plain(dataset) and rest == [model, strategy]:
+            return {column: 100 * figure.mean for column, figure in zip(TABLES[name].figures, figures, strict=True)}
+    return {}
+
+
+def weights_table() -> str:
+    """What FB15k-237 gives from other first weights, beside ours and the paper's."""
+    theirs = json.loads((RESULTS / "differences" / "weights.json").read_text(encoding="utf-8"))
+    dataset, model = theirs["dataset"], theirs["model"]
+    (ours,) = load_results(KGE, [dataset])[dataset, model]
+    columns = TABLES[KGE].columns
+    lines = [
+        f"| weights | first weights | {' | '.join(columns.values())} |",
+        "| --- | --- |" + " --- |" * len(columns),
+    ]
+    for strategy in theirs["strategies"]:
+        paper = _paper_row(KGE, dataset, model, strategy)
+        rows = {
+            "Xavier": {column: score(ours, strategy, column) for column in columns},
+            "N(0, 1)": {column: 100 * theirs["strategies"][strategy]["test"][column] for column in columns},
+            "the paper, after more epochs": paper,
+        }
+        for label, numbers in rows.items():
+            lines.append(f"| {strategy} | {label} | {' | '.join(f'{numbers[column]:.1f}' for column in columns)} |")
+    return "\n".join(lines)
+
+
+def hops_table() -> str:
+    """The MRR of paths of two hops by what is multiplied along them."""
+    found = json.loads((RESULTS / "differences" / "hops.json").read_text(encoding="utf-8"))
+    dataset, model = found["run"].rsplit("-", 3)[:2]
+    paper = _paper_row("multi-hop", dataset, model, "aswa")["2p"]
+    return "\n".join(
+        [
+            "| products of | MRR of 2p, weights of ASWA |",
+            "| --- | --- |",
+            f"| truth values (sigmoid of the logits) | {100 * found['truth values']:.1f} |",
+            f"| logits | {100 * found['logits']:.1f} |",
+            f"| the paper | {paper:.1f} |",
+        ]
+    )
+
+
+def read_log(result: Result) -> list[dict[str, str]]:
+    run = f"{result['dataset'].lower()}-{result['model']}-{result['seed']}-{result['epochs']}"
+    with (RESULTS / "logs" / f"{run}.tsv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t"))
+
+
+def decisions_table(*datasets: str) -> str:
+    """What ASWA decided, in the mean over seeds; "last change" is the epoch of the last soft or hard update."""
+    heading = "best epoch | hard | soft | reject | last change | snapshots | validation, best epoch | validation, ASWA"
+    lines = [f"| dataset | model | epochs | {heading} |", "| --- | --- |" + " --- |" * 9]
+    for (dataset, model), results in load_results(KGE, datasets).items():
+        columns = []
+        for result in results:
+            rows = read_log(result)
+            made = [row["decision"] for row in rows]
+            running = [float(row["last"]) for row in rows]
+            changed = max(number for number, decision in enumerate(made, 1) if decision != "reject")
+            counts = [made.count(kind) for kind in ("hard", "soft", "reject")]
+            columns.append([running.index(max(running)) + 1, *counts, changed, int(rows[-1]["members"])])
+            columns[-1] += [100 * max(running), 100 * float(rows[-1]["aswa"])]
+        means = [mean(values) for values in zip(*columns, strict=True)]
+        cells = [f"{value:.0f}" for value in means[:-2]] + [f"{value:.1f}" for value in means[-2:]]
+        lines.append(f"| {dataset} | {LABELS[model]} | {results[0]['epochs']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def distinct(results: list[Result]) -> list[Result]:
+    """Those with different numbers: Keci's default algebra is that of ComplEx, and its runs are the same."""
+    return list({json.dumps(result["strategies"], sort_keys=True): result for result in results}.values())
+
+
+def distinct_groups(groups: Groups) -> Groups:
+    return {
+        key: results
+        for number, (key, results) in enumerate(groups.items())
+        if not any(
+            [r["strategies"] for r in results] == [r["strategies"] for r in others]
+            for others in list(groups.values())[:number]
+        )
+    }
+
+
+def wins(groups: Groups, names: list[str], metric: str) -> str:
     """How often ASWA is ahead of, level with and behind each of the others, run by run."""
+    runs = [result for results in distinct_groups(groups).values() for result in results]
     counts = []
     for name in names:
-        if name == "aswa":
-            continue
-        gaps = [
-            round(r["strategies"]["aswa"]["test"][metric] - r["strategies"][name]["test"][metric], 4)
-            for results in groups
-            for r in results
-        ]
-        counts.append(f"{name} {sum(g > 0 for g in gaps)} / {sum(g == 0 for g in gaps)} / {sum(g < 0 for g in gaps)}")
-    return f"ASWA is better / level / worse, run by run, than {', '.join(counts)}."
+        if name != "aswa":
+            gaps = [round(score(result, "aswa", metric) - score(result, name, metric), 2) for result in runs]
+            counts.append(
+                f"{name} {sum(g > 0 for g in gaps)} / {sum(g == 0 for g in gaps)} / {sum(g < 0 for g in gaps)}"
+            )
+    once = "; Keci, which is ComplEx here, is not counted" if len(distinct_groups(groups)) < len(groups) else ""
+    return f"ASWA is better / level / worse in {len(runs)} runs than {', '.join(counts)}{once}."
 
 
-def _by_size(group: tuple[tuple[str, str], list[Result]]) -> tuple[int, str, int]:
-    """Real graphs first, the three Countries last; models in the order of the paper."""
-    (dataset, model), _ = group
-    return dataset.startswith("Countries"), dataset, list(MODELS).index(model) if model in MODELS else 0
-
-
-def _percent(value: float) -> float:
-    return 100 * value
+def _cells(values: Iterable[list[float]]) -> list[str]:
+    """Means with their deviations, the best bold."""
+    values = list(values)
+    best = max(round(mean(some), 1) for some in values)
+    return [_spread(some, bold=round(mean(some), 1) == best) for some in values]
 
 
 def _spread(values: list[float], *, bold: bool) -> str:
@@ -76,12 +230,58 @@ def _spread(values: list[float], *, bold: bool) -> str:
     return f"**{shown}**{spread}" if bold else shown + spread
 
 
+def draw_trajectories(path: Path, panels: list[tuple[str, str]]) -> None:
+    """Validation MRR by epoch of the running model and of what is averaged from it."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.4), squeeze=False)
+    for axis, (dataset, model) in zip(axes[0], panels, strict=True):
+        (results,) = (found for (_, name), found in load_results(KGE, [dataset]).items() if name == model)
+        rows = read_log(results[0])
+        for name, label, color in (
+            ("last", "running model", "0.6"),
+            ("ema", "EMA", "tab:green"),
+            ("swa-all", "SWA from the first epoch", "tab:orange"),
+            ("swa", "SWA, last quarter", "tab:red"),
+            ("aswa", "ASWA", "tab:blue"),
+        ):
+            points = [(int(row["epoch"]), 100 * float(row[name])) for row in rows if row[name]]
+            axis.plot(*zip(*points, strict=True), label=label, color=color, linewidth=1.2 + (name == "aswa"))
+        axis.set(title=f"{LABELS[model]} on {results[0]['dataset']}", xlabel="epoch", ylabel="validation MRR (%)")
+        axis.grid(alpha=0.3)
+    axes[0][0].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    plt.close(figure)
+
+
+OTHERS: dict[str, Callable[..., str]] = {
+    "shapes": shapes_table,
+    "paper": paper_table,
+    "decisions": decisions_table,
+    "weights": weights_table,
+    "hops": hops_table,
+}
+
+
+def filled(mark: re.Match[str]) -> str:
+    kind, *arguments = mark[2].split()
+    text = OTHERS[kind](*arguments) if kind in OTHERS else metric_table(kind, *arguments)
+    return f"{mark[1]}\n{text}\n\n{mark[3]}"
+
+
 def main() -> None:
+    draw_trajectories(
+        ROOT / "docs" / "results.png", [("UMLS", "complex"), ("KINSHIP", "complex"), ("FB15k-237", "complex")]
+    )
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         text = page.read_text(encoding="utf-8")
-        filled = MARKED.sub(lambda mark: f"{mark[1]}\n{table(mark[2], mark[3], mark[4].split())}\n\n{mark[5]}", text)
-        if filled != text:
-            page.write_text(filled, encoding="utf-8")
+        new = MARKED.sub(filled, text)
+        if new != text:
+            page.write_text(new, encoding="utf-8")
 
 
 if __name__ == "__main__":
