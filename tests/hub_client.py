@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hub_server import HubServer
@@ -68,3 +69,12 @@ def assert_nothing_pickled(contents: dict[str, bytes]) -> None:
         # A pickle begins with its protocol, what torch.save writes with that of a zip file.
         assert content[:1] != b"\x80", path
         assert content[:2] != b"PK", path
+
+
+def numbers_of(value: Any) -> list[float]:
+    """All numbers of a JSON value."""
+    if isinstance(value, dict):
+        return [number for item in value.values() for number in numbers_of(item)]
+    if isinstance(value, list):
+        return [number for item in value for number in numbers_of(item)]
+    return [value] if isinstance(value, (int, float)) and not isinstance(value, bool) else []

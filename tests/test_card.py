@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from hub_client import numbers_of
 
 from aswa_hf.card import read_card_data, render
 from aswa_hf.trajectory import Decision, Record, Trajectory, encode_number, save_trajectories
@@ -51,15 +52,6 @@ def card_of(folder, *, trajectories=None, config=None, metric="accuracy", greate
 
 def scores(**values):
     return {name: {"validation": {"accuracy": value}} for name, value in values.items()}
-
-
-def numbers_of(value):
-    """All numbers of a JSON value."""
-    if isinstance(value, dict):
-        return [number for item in value.values() for number in numbers_of(item)]
-    if isinstance(value, list):
-        return [number for item in value for number in numbers_of(item)]
-    return [value] if isinstance(value, (int, float)) and not isinstance(value, bool) else []
 
 
 def rendering_script():

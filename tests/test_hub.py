@@ -8,7 +8,17 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hub_client import TOKEN, assert_nothing_pickled, files, hub_in_process, image_run, kge_run, run_command, steps
+from hub_client import (
+    TOKEN,
+    assert_nothing_pickled,
+    files,
+    hub_in_process,
+    image_run,
+    kge_run,
+    numbers_of,
+    run_command,
+    steps,
+)
 from torch import nn
 
 from aswa_hf import ASWA
@@ -230,15 +240,6 @@ print(torch.equal(one, other), one.shape[1])
 """
     )
     assert printed.split() == ["True", "10"]
-
-
-def numbers_of(value):
-    """All numbers of a JSON value."""
-    if isinstance(value, dict):
-        return [number for item in value.values() for number in numbers_of(item)]
-    if isinstance(value, list):
-        return [number for item in value for number in numbers_of(item)]
-    return [value] if isinstance(value, (int, float)) and not isinstance(value, bool) else []
 
 
 @pytest.mark.parametrize("kind", ["kge", "image"])

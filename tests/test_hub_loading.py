@@ -75,9 +75,7 @@ def test_faulty_repositories_get_errors_that_name_what_is_wrong(hub, repositorie
         "twice": good | {"entities.json": json.dumps(entities[:-1] + entities[:1]).encode()},
         **{
             f"no-{number}": {name: content for name, content in good.items() if name != missing}
-            for number, missing in enumerate(
-                ["entities.json", "model.safetensors", "config.json", "aswa_trajectory.json"]
-            )
+            for number, missing in enumerate(MISSING)
         },
     }
     for name, files in faulty.items():
@@ -110,5 +108,6 @@ print(json.dumps({name: [error(call, f"user/{name}") for call in (LinkPredictor.
     assert "Found no entities.json in user/no-0" in loaded["no-0"]
     assert "Found no link predictor at 'user/no-1'" in loaded["no-1"]
     assert "Found no link predictor at 'user/no-2'" in loaded["no-2"]
+    assert "there is no config.json in it" in loaded["no-2"]
     # They do not concern one another.
     assert (loaded["foreign"], loaded["no-3"], histories["unfit"]) == ("", "", "")

@@ -45,7 +45,10 @@ class LinkPredictor:
         """Loads model and vocabulary from a folder or a Hub repository (`revision=`, `token=`, …)."""
         refuse_mistyped(path_or_repo)
         try:
-            kind = KGEConfig.get_config_dict(path_or_repo, **options)[0].get("model_type")
+            config = KGEConfig.get_config_dict(path_or_repo, **options)[0]
+            if not config:
+                raise FileNotFoundError("there is no config.json in it")
+            kind = config.get("model_type")
             if kind not in (None, KGEConfig.model_type):
                 raise ValueError(
                     f"{path_or_repo} holds a model of type {kind!r}, which is no link predictor. Expected a folder or "
