@@ -1,17 +1,23 @@
 """The paper's tables: their figures, the runs they need, the time these take, and our numbers beside the paper's."""
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
+from torch import nn
 
 from aswa_hf.reproduce.clock import Clock, shown
 from aswa_hf.reproduce.figures import paper_figures
 from aswa_hf.reproduce.runs import KGE_SETTINGS, Run, command, epochs_logged, is_trained, plan
 from aswa_hf.reproduce.show import as_terminal_tables, rows, title
 from aswa_hf.reproduce.tables import KGE, STRATEGIES, TABLES, find_dataset, find_models, find_table
+from aswa_hf.shadows import build_strategies, named_factories
 
 LINKS = TABLES["link-prediction"]
+ROOT = Path(__file__).parent.parent
 
 
 def write_run(run, folder, scores, seconds=10.0):
@@ -23,6 +29,20 @@ def write_run(run, folder, scores, seconds=10.0):
     (place / "settings.json").write_text(json.dumps(settings))
     strategies = {name: {"test": {"mrr": score, "hits@1": 0.5}} for name, score in scores.items()}
     (place / "results.json").write_text(json.dumps({"strategies": strategies, "seconds": {"train": seconds}}))
+
+
+def test_the_papers_swa_averages_from_the_first_epoch_on():
+    model = nn.Linear(1, 1, bias=False)
+    factories = named_factories(["swa", "swa-all"])
+    strategies = build_strategies(factories, model, {"hard_updates": True, "greater_is_better": True}, total=4)
+    for epoch in range(4):
+        with torch.no_grad():
+            model.weight.fill_(float(2**epoch))
+        for strategy in strategies.values():
+            strategy.update(lambda: 0.0)
+    found = {name: strategy.average.averaged["weight"].item() for name, strategy in strategies.items()}
+    assert found == {"swa": 8.0, "swa-all": (1 + 2 + 4 + 8) / 4}
+    assert strategies["swa-all"].alphas == [0.25] * 4
 
 
 def test_the_figures_are_those_of_the_paper():
@@ -222,3 +242,33 @@ def test_the_log_tells_how_far_a_run_is_even_when_torn(tmp_path):
     (tmp_path / run.name).mkdir()
     (tmp_path / run.name / "train.log").write_text('{"epoch": 3.0}\n{"epoch": 4.0, "loss"')
     assert epochs_logged(run, tmp_path) == 3
+
+
+def test_the_tables_of_the_pages_are_those_of_the_kept_results(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import tables
+
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    texts = [page.read_text(encoding="utf-8") for page in pages]
+    assert sum(len(tables.MARKED.findall(text)) for text in texts) > 10
+    for page, text in zip(pages, texts, strict=True):
+        assert tables.MARKED.sub(tables.filled, text) == text, f"{page.name} is not up to date: make tables"
+    sys.modules.pop("tables")
+
+
+def test_what_is_kept_of_a_log_is_a_line_an_epoch(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import collect_results
+
+    entries = [
+        {"epoch": 1.0, "loss": 0.5},
+        {"epoch": 1.0, "eval_mrr": 0.1},
+        {"epoch": 1.0, "eval_last_mrr": 0.1, "eval_aswa_mrr": 0.1, "aswa/decision": 3, "aswa/members": 1},
+        {"epoch": 2.0, "eval_last_mrr": 0.2, "eval_aswa_mrr": 0.25, "aswa/decision": 1, "aswa/members": 2},
+    ]
+    (tmp_path / "train.log").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    assert collect_results.short_log(tmp_path / "train.log").splitlines() == [
+        "epoch\tloss\tlast\taswa\tdecision\tmembers",
+        "1\t0.50000\t0.10000\t0.10000\tinit\t1",
+        "2\t\t0.20000\t0.25000\tsoft\t2",
+    ]
