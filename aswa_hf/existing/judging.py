@@ -27,6 +27,20 @@ STATISTICS = (".running_mean", ".running_var")
 Result = TypeVar("Result")
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """How the checkpoints of a known kind of run are judged."""
+
+    metric: str
+    score: Evaluate
+    """The validation score of a model."""
+    report: Callable[[Any], dict[str, dict[str, float]]]
+    """The metrics of a model by split."""
+    batches: Batches | None = None
+    bn_batches: int | None = None
+    about: dict[str, Any] = field(default_factory=dict)
+
+
 def load_model(checkpoint: Checkpoint) -> Any:
     """The transformers model of a checkpoint, if its config names one that transformers has; else its state dict."""
     folder = checkpoint.folder

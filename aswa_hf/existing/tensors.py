@@ -18,8 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aswa_hf.files import sync
-
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -33,7 +31,7 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
-PIECE = 1 << 19  # elements: in float64 they stay in the cache until the last checkpoint has been added
+PIECE = 1 << 17  # elements: in float64 they stay in the cache until the last checkpoint has been added
 LONGEST_HEADER = 100 << 20  # bytes, as the format says
 
 
@@ -122,7 +120,7 @@ class WeightedMean:
                 continue
             total = torch.zeros(count, dtype=torch.float64)
             for checkpoint, weight in self.parts:
-                total.add_(checkpoint.tensors[name].read(first, count).to(torch.float64), alpha=weight)
+                total.add_(checkpoint.tensors[name].read(first, count), alpha=weight)
             yield total.div_(self.divisor)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -147,7 +145,6 @@ class WeightedMean:
                 for name, kind in kinds.items():
                     for piece in self.pieces(name):
                         out.write(piece.to(DTYPES[kind]).contiguous().view(torch.uint8).numpy().data)
-            sync(path)
         if self.last.index is not None:
             (folder / self.last.index.name).write_bytes(self.last.index.read_bytes())
 
