@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,7 @@ def link_example(model: Any, kg: Any) -> dict[str, str]:
     head, relation, tail = kg.triples("test")[0]
     h, r, t = kg.vocab.entities[head], kg.vocab.relations[relation], kg.vocab.entities[tail]
     return {
-        "code": f"predictor.predict(head={h!r}, relation={r!r}, k=3)",
+        "code": f"predictor.predict(head={json.dumps(h)}, relation={json.dumps(r)}, k=3)",
         "about": f"The test split holds ({h}, {r}, {t}), which training has not seen:",
         "output": LinkPredictor(model, kg.vocab).predict(head=h, relation=r, k=3).to_string(index=False),
     }
