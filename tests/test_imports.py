@@ -139,7 +139,9 @@ def test_every_public_name_is_there_and_an_unknown_one_is_an_error():
 
 
 def test_the_command_line_answers_without_loading_torch():
-    code = "import sys, aswa_hf.cli; print([name for name in ('torch', 'numpy', 'rich.console') if name in sys.modules])"
+    code = (
+        "import sys, aswa_hf.cli; print([name for name in ('torch', 'numpy', 'rich.console') if name in sys.modules])"
+    )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert run.stdout.strip() == "[]"
 
