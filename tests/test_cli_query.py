@@ -3,13 +3,15 @@
 import json
 import shutil
 import sys
+from math import exp
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from aswa_hf.cli import main
-from aswa_hf.kge import generate_queries, load_kg, save_queries
+from aswa_hf.kge import DistMult, KGEConfig, KGVocab, generate_queries, load_kg, save_queries
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +44,27 @@ def test_a_query_is_answered_with_its_chains(run_folder, capsys):
     assert not call("query", run_folder, "2p: france, neighbor, locatedin", "-k", "2", "--chains")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["answer", "score", "rank"]
-    assert lines[1].split() == [answers[0]["answer"], f"{answers[0]['score']:.4f}", "1"]
+    assert lines[1].split() == [answers[0]["answer"], f"{answers[0]['score']:#.4g}", "1"]
     assert lines[2].startswith("    france –neighbor→ ")
     assert len(lines) == 7
+
+
+def test_small_scores_and_strange_labels_are_shown(tmp_path, capsys):
+    labels = ["a", "b\u2028c", "d\x0be", "f g"]
+    model = DistMult(KGEConfig(num_entities=4, num_relations=1, dim=4))
+    with torch.no_grad():
+        model.entity_embeddings.weight.fill_(1)
+        model.relation_embeddings.weight.fill_(-8)  # a logit of -32, the truth value e^-32
+    model.save_pretrained(tmp_path)
+    KGVocab(labels, ["r"]).save_pretrained(tmp_path)
+    capsys.readouterr()
+    assert not call("query", str(tmp_path), "a, r", "--json")
+    answers = json.loads(capsys.readouterr().out)
+    assert {answer["answer"]: answer["score"] for answer in answers} == pytest.approx(dict.fromkeys(labels, exp(-32)))
+    assert not call("query", str(tmp_path), "a, r", "--chains")
+    lines = capsys.readouterr().out.split("\n")
+    assert lines[2].strip().startswith("a –r→ ")
+    assert [line.split()[-2:] for line in lines[1:9:2]] == [["1.266e-14", str(rank)] for rank in range(1, 5)]
 
 
 def test_queries_are_sampled_or_read_and_evaluated(run_folder, tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated
 
 import typer
@@ -37,9 +38,10 @@ def query(
     if as_json:
         if chains:
             answers["chain"] = [[step._asdict() for step in steps] for steps in chain]
-        typer.echo(answers.to_json(orient="records", force_ascii=False))
+        typer.echo(json.dumps(answers.to_dict("records"), ensure_ascii=False))
         return
-    header, *lines = answers.drop(columns="query").to_string(index=False, float_format="%.4f").splitlines()
+    table = answers.drop(columns="query").to_string(index=False, float_format="{:#.4g}".format)
+    header, *lines = table.split("\n")  # labels may hold other ends of lines
     typer.echo(header)
     for line, steps in zip(lines, chain, strict=True):
         typer.echo("\n".join([line, *(f"    {step}" for step in steps)]))
