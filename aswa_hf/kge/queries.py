@@ -182,7 +182,7 @@ def label_kinds(structure: Structure) -> list[str]:
 
 def shape_structure(shape: str) -> Structure:
     """The structure of a shape given by its name."""
-    if shape not in SHAPES:
+    if shape not in list(SHAPES):
         raise ValueError(f"Unknown shape {shape!r}. The shapes are {', '.join(SHAPES)}.")
     return SHAPES[shape]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import datasets
 import numpy as np
@@ -19,12 +19,10 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from datasets import Dataset, Features, List, Value, load_dataset
 
 from aswa_hf.files import replacing
+from aswa_hf.kge.data import KnowledgeGraph
 from aswa_hf.kge.graph import TailsByQuery
 from aswa_hf.kge.queries import Structure, build, label_kinds, shape_structure
 from aswa_hf.strategy import warn_caller
-
-if TYPE_CHECKING:
-    from aswa_hf.kge.data import KnowledgeGraph
 
 FEATURES = Features(
     {"shape": Value("string"), "query": Value("string"), "easy": List(Value("string")), "hard": List(Value("string"))}
@@ -56,7 +54,10 @@ def generate_queries(
     graph has fewer than `n`, those found are given, with a warning. With `easy_splits=("train", "validation")`, hard
     answers are those that need test triples, the convention of other published query sets.
     """
+    if not isinstance(kg, KnowledgeGraph):
+        raise TypeError(f"Expected a graph, as load_kg gives, got {kg!r}.")
     structure = shape_structure(shape)
+    easy_splits = (easy_splits,) if isinstance(easy_splits, str) else easy_splits
     for name, value, least in (("n", n, 1), ("max_answers", max_answers, 1), ("seed", seed, 0)):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ValueError(f"{name} must be a whole number, at least {least}, got {value!r}.")
