@@ -56,7 +56,7 @@ def multiply(search: BeamSearch, structure: Structure, queries: int, vectors: Te
     for rows in products(structure, search.beam):
         for first in range(0, rows * queries, search.rows):
             some = min(rows * queries - first, search.rows)
-            torch.mm(vectors[:some], search.negated.T, out=space[:some])
+            torch.mm(vectors[:some], search.entities.T, out=space[:some])
 
 
 def seconds(run: Callable[[], Any]) -> float:

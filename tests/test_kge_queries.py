@@ -6,6 +6,7 @@ import torch
 from slow_queries import NORMS, SlowAnswers, random_query
 
 from aswa_hf.kge import RESCAL, And, ComplEx, DistMult, Hop, KGEConfig, KGVocab, LinkPredictor, Or, Query, answer_query
+from aswa_hf.kge.answering import BeamSearch
 from aswa_hf.kge.odds import TRUTHS, lowest
 from aswa_hf.kge.queries import MAX_HOPS, SHAPES
 
@@ -192,8 +193,13 @@ def test_queries_in_batches_of_any_size_have_the_answers_of_single_ones(monkeypa
     queries = [random_query(shape, predictor.vocab, random) for shape in list(SHAPES) * 7]
     apart = [answer_query(predictor, query, k=40) for query in queries]
     rows = []
-    mm = torch.mm
-    monkeypatch.setattr(torch, "mm", lambda a, *args, **kwargs: rows.append(len(a)) or mm(a, *args, **kwargs))
+    product = torch.Tensor.addmm_
+
+    def counted(out, vectors, *args, **options):
+        rows.append(len(vectors))
+        return product(out, vectors, *args, **options)
+
+    monkeypatch.setattr(torch.Tensor, "addmm_", counted)
     for batch_size, most in ((None, 70), (1, 1), (7, 7), (20, 20), (29, 20)):
         rows.clear()
         together = answer_query(predictor, queries, k=40, batch_size=batch_size)
@@ -225,7 +231,8 @@ def test_chains_are_the_steps_that_give_the_answer_its_score():
     (chain,) = answer_query(predictor, "e0, r0, r1, r2, r0", k=1, chains=True)["chain"]
     assert [step.source for step in chain] == ["e0", *(step.target for step in chain[:-1])]
     assert [step.relation for step in chain] == ["r0", "r1", "r2", "r0"]
-    assert str(chain[0]) == f"e0 –r0→ {chain[0].target} ({chain[0].truth:.3f})"
+    assert str(chain[0]._replace(target="e1", truth=0.5)) == "e0 –r0→ e1 (0.500)"
+    assert str(chain[0]._replace(target="e1", truth=0.000123456)) == "e0 –r0→ e1 (0.000123)"
 
 
 def test_a_union_shows_the_branch_that_says_most():
@@ -325,6 +332,7 @@ def test_dropout_plays_no_part_and_training_goes_on():
         ({"k": 0}, ValueError, "k must be a whole number, at least 1, got 0"),
         ({"batch_size": -1}, ValueError, "batch_size must be a whole number, at least 1, got -1"),
         ({"tnorm": "sum"}, ValueError, "tnorm must be one of product, min, lukasiewicz, got 'sum'"),
+        ({"tnorm": ["min"]}, ValueError, "tnorm must be one of product, min, lukasiewicz, got"),
         ({"truth": "logit"}, ValueError, "truth must be one of sigmoid, minmax, softmax, got 'logit'"),
     ],
 )
@@ -339,5 +347,28 @@ def test_what_cannot_answer_is_refused():
         answer_query(predictor.model, "1p: e0, r0")
     with torch.no_grad():
         predictor.model.relation_embeddings.weight[0, 0] = torch.nan
-    with pytest.raises(ValueError, match="it has diverged"):
+    with pytest.raises(ValueError, match="has diverged: its weights, or the scores"):
         answer_query(predictor, "1p: e0, r0")
+
+
+@pytest.mark.parametrize("entities", [6, 500])
+def test_a_model_whose_scores_overflow_is_refused(entities):
+    predictor = build_predictor(entities=entities)
+    with torch.no_grad():
+        for parameter in predictor.model.parameters():
+            parameter.mul_(1e30)
+    for query in ("1p: e0, r0", "2p: e0, r0, r1"):
+        with pytest.raises(ValueError, match="has diverged"):
+            answer_query(predictor, query)
+
+
+def test_no_queries_have_no_answers():
+    predictor = build_predictor()
+    assert list(answer_query(predictor, [])) == ["query", "answer", "score", "rank"]
+    assert list(answer_query(predictor, [], chains=True)) == ["query", "answer", "score", "rank", "chain"]
+
+
+def test_answering_makes_no_copy_of_the_entities():
+    predictor = build_predictor()
+    weight = predictor.model.entity_embeddings.weight
+    assert BeamSearch(predictor.model).entities.data_ptr() == weight.data_ptr()

@@ -107,6 +107,8 @@ def test_validation_answers_can_be_counted_as_easy(kg):
         query = Query.parse(row["query"])
         assert set(row["easy"]) == reached(query, known)
         assert set(row["hard"]) == reached(query, everything) - reached(query, known) != set()
+    alone, listed = (generate_queries(kg, "2i", n=5, easy_splits=splits) for splits in ("train", ("train",)))
+    assert alone.to_dict() == listed.to_dict()
 
 
 @pytest.mark.filterwarnings("ignore:.*They are kept")
@@ -123,12 +125,15 @@ def test_what_cannot_be_sampled_is_one_clear_error(kg, tmp_path):
         generate_queries(known, "1p")
     for options, message in (
         ({"shape": "4p"}, "Unknown shape '4p'. The shapes are 1p, 2p"),
+        ({"shape": ["2p"]}, r"Unknown shape \['2p'\]"),
         ({"n": 0}, "n must be a whole number, at least 1, got 0"),
         ({"seed": -1}, "seed must be a whole number, at least 0, got -1"),
         ({"easy_splits": ("training",)}, "easy_splits names 'training'. The graph has the splits train, validation"),
     ):
         with pytest.raises(ValueError, match=message):
             generate_queries(kg, **({"shape": "1p"} | options))
+    with pytest.raises(TypeError, match="Expected a graph, as load_kg gives, got 'countries'"):
+        generate_queries("countries", "1p")
 
 
 @pytest.mark.parametrize("name", ["queries.parquet", "queries.json", "queries.jsonl"])
@@ -259,6 +264,17 @@ def test_empty_sets_and_wrong_options_are_refused(kg):
         evaluate_queries(predictor, queries, beam=0)
     with pytest.raises(ValueError, match="every k of ks must be"):
         evaluate_queries(predictor, queries, ks=(0,))
+    with pytest.raises(TypeError, match="Expected a Dataset, as generate_queries and load_queries give, got list"):
+        evaluate_queries(predictor, list(queries))
+
+
+def test_a_model_whose_scores_overflow_has_no_metrics(kg):
+    predictor = predictor_for(kg)
+    with torch.no_grad():
+        for parameter in predictor.model.parameters():
+            parameter.mul_(1e30)
+    with pytest.raises(ValueError, match="has diverged"):
+        evaluate_queries(predictor, generate_queries(kg, "1p", n=3))
 
 
 def test_branches_are_told_apart_by_what_they_say():

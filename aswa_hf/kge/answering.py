@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 # Rows scored at a time are no more than this: RESCAL and TuckER make a matrix for each.
 MAX_ROWS = 2048
+DIVERGED = (
+    "The model has diverged: its weights, or the scores they give, are not finite numbers. Train it anew, with a "
+    "smaller learning rate."
+)
 
 
 class Step(NamedTuple):
@@ -43,7 +47,7 @@ class Step(NamedTuple):
     truth: float
 
     def __str__(self) -> str:
-        return f"{self.source} –{self.relation}→ {self.target} ({self.truth:.3f})"
+        return f"{self.source} –{self.relation}→ {self.target} ({self.truth:#.3g})"
 
 
 def answer_query(
@@ -84,7 +88,7 @@ def answer_query(
                 some = slice(part, part + (1 if chains else search.rows))
                 tree = search.tree(structure, ids[some])
                 every = search.odds(tree)
-                odds, answers = lowest(every, min(k, len(names)))
+                odds, answers = search.lowest(every, min(k, len(names)))
                 search.memory.give(every)
                 for row, score, answer in zip(rows[some], truth_of(odds).cpu(), answers.cpu(), strict=True):
                     columns = {"query": str(queries[row]), "answer": names[answer.numpy()], "score": score.numpy()}
@@ -96,7 +100,7 @@ def answer_query(
                             for _, steps in search.chains(tree, answer.tolist())
                         ]
     if not tables:
-        return pd.DataFrame({"query": [], "answer": [], "score": [], "rank": []})
+        return pd.DataFrame(columns=["query", "answer", "score", "rank", *["chain"] * chains])
     return pd.concat(tables, ignore_index=True)
 
 
@@ -143,20 +147,20 @@ class BeamSearch:
         if batch_size is not None:
             check_count("batch_size", batch_size)
         for name, value, known in (("tnorm", tnorm, NORMS), ("truth", truth, TRUTHS)):
-            if value not in known:
+            if value not in list(known):
                 raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}.")
         if not all(parameter.isfinite().all() for parameter in model.parameters()):
-            raise ValueError("The model has weights that are not finite numbers: it has diverged and answers nothing.")
+            raise ValueError(DIVERGED)
         self.model = model
         self.conjunction, self.disjunction = NORMS[tnorm]
         self.truth = TRUTHS[truth]
         weight = model.entity_embeddings.weight.detach()
-        self.negated = -weight.to(torch.promote_types(weight.dtype, torch.float32))
+        self.entities = weight.to(torch.promote_types(weight.dtype, torch.float32))
         total, device = len(weight), weight.device
         self.beam = min(beam, total)
         scores = SCORES_ON_CPU if device.type == "cpu" else SCORES_ON_DEVICE
         self.rows = batch_size or max(1, min(MAX_ROWS, scores // total))
-        self.memory = _Memory(self.negated, self.rows)
+        self.memory = _Memory(self.entities, self.rows)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -171,7 +175,7 @@ class BeamSearch:
 
     def tree(self, structure: Structure, ids: Tensor) -> _Node:
         """Queries of one structure, given by a row of ids each."""
-        return _tree(structure, iter(ids.to(self.negated.device).T))
+        return _tree(structure, iter(ids.to(self.entities.device).T))
 
     def odds(self, node: _Node) -> Tensor:
         """The odds (B, |E|) against all entities as answers: 1/truth − 1. Who is done with them gives them back."""
@@ -181,7 +185,7 @@ class BeamSearch:
                 heads: Tensor = source.ids  # type: ignore[assignment]
                 return self._atoms(heads.unsqueeze(1), node.ids).squeeze(1).clamp_(max=FALSE)  # type: ignore[arg-type]
             before = self.odds(source)
-            node.beam = lowest(before, self.beam)
+            node.beam = self.lowest(before, self.beam)
             self.memory.give(before)
             return self._hop(*node.beam, node.ids)  # type: ignore[arg-type]
         combine = self.conjunction if node.kind == "i" else self.disjunction
@@ -191,6 +195,13 @@ class BeamSearch:
             result = combine(result, other).clamp_(max=FALSE)
             self.memory.give(other)
         return result
+
+    def lowest(self, odds: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """The `k` lowest odds of each row and whose they are; a model whose scores overflow is refused."""
+        found = lowest(odds, k)
+        if not found[0].isfinite().all():
+            raise ValueError(DIVERGED)
+        return found
 
     def chains(self, node: _Node, targets: list[int]) -> list[tuple[Tensor, list[tuple[int, int, int, Tensor]]]]:
         """The odds against each target as an answer of the one query of a searched tree, and what led to it."""
@@ -211,7 +222,7 @@ class BeamSearch:
         relation: Tensor = node.ids  # type: ignore[assignment]
         if source.kind == "e":
             heads: Tensor = source.ids  # type: ignore[assignment]
-            values = torch.zeros_like(heads, dtype=self.negated.dtype)
+            values = torch.zeros_like(heads, dtype=self.entities.dtype)
         else:
             values, heads = (tensor[0] for tensor in node.beam)  # type: ignore[union-attr]
         blocks = []
@@ -253,8 +264,8 @@ class BeamSearch:
         model, relations = self.model, relations.unsqueeze(1)
         out = self.memory.take(heads.numel())
         if model.config.inverse_relations or bool((relations < model.config.num_relations).all()):
-            queries = model.query(heads, relations).to(self.negated.dtype).flatten(0, 1)
-            torch.mm(queries, self.negated.T, out=out)
+            queries = model.query(heads, relations).to(self.entities.dtype).flatten(0, 1)
+            out.addmm_(queries, self.entities.T, beta=0, alpha=-1)
         else:
             sources, by = (ids.flatten().cpu().numpy() for ids in (heads, relations.expand_as(heads)))
             out.copy_(_scores(model, sources, by, model.config.num_relations)).neg_()

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from datasets import Dataset
 
-from aswa_hf.kge.answering import BeamSearch, by_structure, check_count, checked_predictor
+from aswa_hf.kge.answering import DIVERGED, BeamSearch, by_structure, check_count, checked_predictor
 from aswa_hf.kge.predict import LinkPredictor
 from aswa_hf.kge.queries import Query
 from aswa_hf.kge.ranking import _ranks
@@ -17,7 +17,7 @@ from aswa_hf.kge.vocab import KGVocab
 
 OTHER = "other"
 AVERAGE = "average"
-# The lower the odds the better. A power of two rounds nothing, and keeps the sum over all entities finite.
+# The lower the odds the better. A power of two keeps the sum over all entities finite, and rounds nothing above 1e-29.
 ODDS_TO_SCORES = -(2.0**-30)
 
 
@@ -41,6 +41,10 @@ def evaluate_queries(
     for k in ks:
         check_count("every k of ks", k)
     predictor = checked_predictor(model)
+    if not isinstance(queries, Dataset):
+        raise TypeError(
+            f"Expected a Dataset, as generate_queries and load_queries give, got {type(queries).__name__}."
+        )
     if missing := {"query", "easy", "hard"} - set(queries.column_names):
         raise ValueError(
             f"Queries have the columns query, easy and hard; {', '.join(sorted(missing))} is missing among "
@@ -64,6 +68,8 @@ def evaluate_queries(
                 targets, offsets = hard.take(some)
                 ranks = _ranks(odds.mul_(ODDS_TO_SCORES), targets, offsets, *easy.beside(hard, some)).cpu().numpy()
                 search.memory.give(odds)
+                if np.isnan(ranks).any():
+                    raise ValueError(DIVERGED)
                 metrics = np.stack([1 / ranks, *(ranks <= k for k in ks)])
                 counts = np.diff(offsets)
                 per_query[some] = (np.add.reduceat(metrics, offsets[:-1], axis=1) / counts).T
