@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--output_dir", type=Path, default=Path("runs/image_accelerate"))
     options = parser.parse_args()
 
-    # The same batches in the same order, be they shared by one process or by eight.
+    # The same batches in the same order, be they shared by one process or by eight; BatchNorm sees its process's part.
     loading = DataLoaderConfiguration(split_batches=True, use_seedable_sampler=True)
     accelerator = Accelerator(dataloader_config=loading)
     set_seed(0)
@@ -43,7 +43,9 @@ def main() -> None:
     model = timm_classifier(options.model, first.class_names, **looks)
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9, weight_decay=3e-4)
     loaders = {
-        name: DataLoader(part, options.batch_size, shuffle=name == "train", collate_fn=as_it_is)
+        name: DataLoader(
+            part, options.batch_size, shuffle=name == "train", drop_last=name == "train", collate_fn=as_it_is
+        )
         for name, part in images.items()
     }
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.epochs * len(loaders["train"]))

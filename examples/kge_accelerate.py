@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--dataset", default="countries", help="countries, or a folder with train, valid and test")
     parser.add_argument("--dim", type=int, default=32)
     parser.add_argument("--epochs", type=int, default=60)
-    parser.add_argument("--batch_size", type=int, default=1024, help="over all processes")
+    parser.add_argument("--batch_size", type=int, default=512, help="over all processes")
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--output_dir", type=Path, default=Path("runs/kge_accelerate"))
     options = parser.parse_args()
@@ -40,10 +40,13 @@ def main() -> None:
     set_seed(0)
     kg = load_kg(options.dataset)
     model = Keci(kg.config(dim=options.dim))
+    # With FSDP2 accelerate would shard the table of entities apart from the model, which uses it as a whole.
+    model.get_input_embeddings = lambda: None
     optimizer = torch.optim.Adam(model.parameters(), lr=options.lr)
     # All true tails of a query in one example (KvsAll); the dataset makes whole batches.
     examples = training_examples(kg, "kvsall", inverses=True)
-    loader = DataLoader(examples, options.batch_size, shuffle=True, collate_fn=lambda batch: batch)
+    # A last, smaller batch would be filled up with repetitions for several processes, and not for one.
+    loader = DataLoader(examples, options.batch_size, shuffle=True, drop_last=True, collate_fn=lambda batch: batch)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 
     # Each process ranks its share of the triples; the filter is made of all splits.
@@ -51,7 +54,10 @@ def main() -> None:
         kg[f"own {split}"] = kg[split].shard(accelerator.num_processes, accelerator.process_index)
 
     def metrics(split: str) -> dict[str, float]:
-        own = rank_triples(accelerator.unwrap_model(model), kg, f"own {split}").tolist()
+        module = accelerator.unwrap_model(model)
+        if accelerator.is_fsdp2:
+            module.unshard()  # ranking needs all entities
+        own = rank_triples(module, kg, f"own {split}").tolist()
         # Sorted, so that a sum does not depend on who had which triple.
         ranks = torch.tensor(sorted(accelerator.gather_for_metrics(own, use_gather_object=True)), dtype=torch.float64)
         return {"mrr": (1 / ranks).mean().item(), "hits@10": (ranks <= 10).double().mean().item()}

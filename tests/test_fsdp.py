@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import fsdp_jobs
 import pytest
 import torch
+from ddp_run import free_port
 from fsdp_run import TOKENS, Processes, in_bfloat16, make_net, plain_walk, snapshot, strategies, walk
 from safetensors.torch import load_file
 from torch import nn
@@ -14,6 +19,7 @@ from torch import nn
 from aswa_hf import ASWA, EMA, BestCheckpoint
 from aswa_hf.checkpoint import load_state, save_state
 
+STRATEGIES = ("aswa", "swa", "ema", "best", "last")
 TRAINABLE = ["embed.weight", "block.0.weight", "block.0.bias", "block.1.weight", "block.1.bias", "block.3.weight"]
 TRAINABLE += ["block.3.bias", "wide.weight", "head.bias"]
 
@@ -256,6 +262,40 @@ def test_the_trainer_averages_a_model_that_transformers_has_sharded(processes, t
     of["aswa"].apply()
     saved = BertForSequenceClassification.from_pretrained(tmp_path / "final2").state_dict()
     assert_same_tensors(dict(model.state_dict()), dict(saved))
+
+
+@pytest.mark.parametrize(
+    ("example", "flags"), [("kge", ["--epochs", "2"]), ("image", ["--epochs", "1", "--train_size", "64"])]
+)
+def test_the_examples_run_with_the_configuration_for_sharded_models(example, flags, tmp_path):
+    root = Path(__file__).parent.parent
+    command = [sys.executable, "-m", "accelerate.commands.launch"]
+    command += ["--config_file", root / "examples" / "configs" / "fsdp2_8gpu.yaml", "--num_processes", "2"]
+    command += ["--main_process_port", str(free_port()), root / "tests" / "sharded_on_cpu.py"]
+    run = subprocess.run(
+        [*command, root / "examples" / f"{example}_accelerate.py", *flags, "--output_dir", tmp_path],
+        env=os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert [line.split()[0] for line in run.stdout.splitlines() if " test " in line] == list(STRATEGIES)
+    # What one process loads is the ensemble of whole weights.
+    saved = load_file(tmp_path / "model.safetensors")
+    (checkpoint,) = (tmp_path / "checkpoints").glob("checkpoint-*")
+    shards = [load_file(file) for file in sorted((checkpoint / "aswa").glob("average-*.safetensors"))]
+    averaged = {
+        key.removeprefix("aswa/averaged/").removeprefix("timm_model."): torch.cat(
+            [shard[key] for shard in shards if key in shard]
+        )
+        for key in shards[0]
+        if key.startswith("aswa/averaged/")
+    }
+    assert len(shards) == 2
+    assert len(averaged) > 1
+    for name, tensor in averaged.items():
+        assert torch.equal(saved[name], tensor), name
 
 
 # What is not supported
