@@ -52,7 +52,7 @@ def check_options(
         )
     if batchnorm not in BATCHNORM_POLICIES:
         raise ValueError(f"batchnorm must be one of {', '.join(BATCHNORM_POLICIES)}, got {batchnorm!r}.")
-    if bn_batches is not None and (not isinstance(bn_batches, int) or bn_batches < 1):
+    if bn_batches is not None and (type(bn_batches) is not int or bn_batches < 1):
         raise ValueError(f"bn_batches must be a number of batches, at least 1, or None for all, got {bn_batches!r}.")
     for name, value in flags.items():
         if value not in (True, False, None):
@@ -119,6 +119,9 @@ def decide(
             found.append(evaluate())
             return score(found[-1])
 
+        if isinstance(strategy, EMA):
+            # Since the last decision each rank has averaged the buffers of its own batches.
+            strategy.average.share_buffers()
         decision = strategy.update(score_now, score(running), step=step, epoch=epoch)
         if decision is not Decision.REJECT:
             averaged = evaluated and decision is not Decision.HARD
