@@ -60,12 +60,12 @@ def in_step(items: Iterable[T], device: torch.device) -> Iterator[T]:
 
 
 @contextmanager
-def succeeding_together(device: torch.device) -> Iterator[None]:
-    """Raises on every rank if the block raises an `OSError` on any of them."""
-    error: OSError | None = None
+def succeeding_together(device: torch.device, errors: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
+    """Raises on every rank if the block raises one of `errors` on any of them."""
+    error: Exception | None = None
     try:
         yield
-    except OSError as caught:
+    except errors as caught:
         error = caught
     if not on_every_rank(error is None, device):
         raise error or OSError("another process could not write its part")

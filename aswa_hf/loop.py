@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.logging import get_logger
-from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 from tqdm import tqdm  # type: ignore[import-untyped]
 
@@ -30,14 +29,16 @@ from aswa_hf.batchnorm import default_train_batches
 from aswa_hf.distributed import broadcast_from_rank_0
 from aswa_hf.loop_setup import (
     Stop,
-    as_metrics,
     check_arguments,
+    check_loss,
+    check_training,
     length_of,
     loss_of,
+    metrics_of_main,
     prepared,
     refuse_unsupported,
 )
-from aswa_hf.loop_state import Place, drop_all_but, open_folder
+from aswa_hf.loop_state import Place, drop_all_but, opened
 from aswa_hf.metrics import Metric, Score
 from aswa_hf.rng import preserved_rng, rewound
 from aswa_hf.shadows import Factory, build_strategies, check_options, decide, named_factories, why_empty
@@ -123,6 +124,7 @@ def fit(
     counts |= {"save_steps?": save_steps, "save_total_limit?": save_total_limit}
     check_options(apply, factories, batchnorm, bn_batches, flags)
     check_arguments(accelerator, model, {"evaluate": evaluate, "loss": loss}, counts, max_grad_norm)
+    check_training(optimizer, train_loader, scheduler)
     refuse_unsupported(accelerator, train_loader, checkpoint_dir)
     if every > epochs and factories:
         raise ValueError(f"every={every} is more than epochs={epochs}: the run would never decide.")
@@ -137,8 +139,6 @@ def fit(
         shadows = build_strategies(factories, module, options, total=epochs // every)
     place = Place(loss=torch.zeros((), device=accelerator.device))
     root = Path(checkpoint_dir) if checkpoint_dir is not None else None
-    if root is not None and (last := open_folder(accelerator, root, resume)) is not None:
-        place.load(accelerator, last, shadows, train_loader, metric=score.description, epochs=epochs)
 
     def measure() -> dict[str, float]:
         """The metrics of the weights in the model, the main process's on all of them."""
@@ -149,8 +149,8 @@ def fit(
             for loader in accelerator._dataloaders:
                 if not loader.persistent_workers:  # which would all be started again
                     stack.enter_context(rewound(loader))
-            metrics = as_metrics(evaluate(), score.label)
-        return broadcast_object_list([metrics])[0]
+            found = evaluate()
+        return metrics_of_main(accelerator, found, score.label)
 
     def save() -> None:
         if root is not None:
@@ -164,19 +164,22 @@ def fit(
         return root is not None and bool(stop.agreed or (save_steps and (place.step + 1) % save_steps == 0))
 
     per_epoch = length_of(train_loader)
-    bar = tqdm(
-        total=per_epoch and per_epoch * epochs,
-        initial=(per_epoch or 0) * place.epoch + place.batches,
-        unit="batch",
-        disable=not (progress and accelerator.is_main_process),
-    )
-    with bar, Stop(accelerator, enabled=root is not None) as stop:
+    hidden = not (progress and accelerator.is_main_process)
+    with (
+        opened(accelerator, root, resume) as last,
+        Stop(accelerator, enabled=root is not None) as stop,
+        tqdm(total=per_epoch and per_epoch * epochs, unit="batch", disable=hidden) as bar,
+    ):
+        if last is not None:
+            place.load(accelerator, last, shadows, train_loader, metric=score.description, epochs=epochs)
+            bar.initial = bar.n = (per_epoch or 0) * place.epoch + place.batches
         while place.epoch < epochs:
             bar.set_description(f"epoch {place.epoch + 1}/{epochs}")
             model.train()
             for batch in place.batches_left(train_loader, is_saved_next):
                 with accelerator.accumulate(model):
                     value = loss(model, batch)
+                    check_loss(value)
                     accelerator.backward(value)
                     if accelerator.sync_gradients and max_grad_norm is not None:
                         accelerator.clip_grad_norm_(model.parameters(), max_grad_norm)

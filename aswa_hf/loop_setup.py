@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from accelerate import Accelerator, DistributedType
 from accelerate.logging import get_logger
+from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 logger = get_logger(__name__)
 
@@ -37,6 +39,27 @@ def loss_of(model: nn.Module, batch: Any) -> Tensor:
             "loss=lambda model, batch: …"
         )
     return found
+
+
+def check_loss(value: Any) -> None:
+    """Refuses what cannot be a loss."""
+    if not isinstance(value, Tensor) or value.ndim:
+        got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"loss(model, batch) must give a tensor of one number and no dimension, got {got}.")
+
+
+def metrics_of_main(accelerator: Accelerator, found: Any, label: str) -> dict[str, float]:
+    """What an evaluation gave on the main process, on all of them; the others may have been given nothing."""
+    metrics: Any = None
+    if accelerator.is_main_process:
+        try:
+            metrics = as_metrics(found, label)
+        except TypeError as error:
+            metrics = error
+    (metrics,) = broadcast_object_list([metrics])
+    if isinstance(metrics, TypeError):
+        raise metrics
+    return metrics
 
 
 def as_metrics(found: Any, label: str) -> dict[str, float]:
@@ -80,6 +103,22 @@ def check_arguments(
         raise ValueError(f"max_grad_norm must be a positive number, or None for no clipping, got {max_grad_norm!r}.")
 
 
+def check_training(optimizer: Any, train_loader: Any, scheduler: Any) -> None:
+    """Refuses what cannot train a model."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        got = optimizer.__name__ if isinstance(optimizer, type) else type(optimizer).__name__
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer, built for the model's parameters, got {got}.")
+    if not hasattr(train_loader, "__iter__"):
+        raise TypeError(f"train_loader must give batches, as a DataLoader does, got {type(train_loader).__name__}.")
+    if scheduler is not None and not callable(getattr(scheduler, "step", None)):
+        raise TypeError(f"scheduler must be a learning rate scheduler or None, got {type(scheduler).__name__}.")
+    if isinstance(getattr(scheduler, "scheduler", scheduler), ReduceLROnPlateau):
+        raise ValueError(
+            "ReduceLROnPlateau needs a score for its steps, and fit() steps the scheduler after every optimizer step. "
+            "Choose another one, or step it at the end of evaluate() yourself."
+        )
+
+
 def refuse_unsupported(accelerator: Accelerator, train_loader: Any, checkpoint_dir: str | Path | None) -> None:
     """Raises for settings under which weights cannot be averaged, or a run not be resumed."""
     kind = accelerator.distributed_type
@@ -98,6 +137,11 @@ def refuse_unsupported(accelerator: Accelerator, train_loader: Any, checkpoint_d
         train_loader, "use_stateful_dataloader", False
     ):
         raise ValueError("fit() finds the next batch of a resumed run itself: leave use_stateful_dataloader out.")
+    if accelerator.gradient_accumulation_steps > 1 and not accelerator.gradient_state.sync_with_dataloader:
+        raise ValueError(
+            "With sync_with_dataloader=False gradients are left over at the end of an epoch, which a checkpoint does "
+            "not hold: leave it out, or checkpoint_dir."
+        )
 
 
 def prepared(accelerator: Accelerator, *objects: Any) -> list[Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,16 +25,24 @@ from torch import Tensor, nn
 
 from aswa_hf.averaging import unwrap
 from aswa_hf.checkpoint import load_state, save_state
-from aswa_hf.distributed import agree
+from aswa_hf.distributed import agree, succeeding_together
 from aswa_hf.files import sync
 from aswa_hf.rng import loader_parts, rng_from_tensors, rng_state, rng_tensors, set_rng_state
 from aswa_hf.sharding import is_sharded
 from aswa_hf.strategy import Strategy
 from aswa_hf.trajectory import decode_numbers, encode_number
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 logger = get_logger(__name__)
 
 STATE_FOLDER = "aswa"
+LOCK_FILE = ".lock"
+# torch tells of a full disk in its own way.
+SAVING_ERRORS = (OSError, SafetensorError, RuntimeError)
 
 
 @dataclass
@@ -112,31 +120,30 @@ class Place:
         folder = root / f"checkpoint-{self.step}"
         temporary = _hidden(folder)
         try:
-            with _names_of_the_module(accelerator):
-                accelerator.save_state(str(temporary))
-            (temporary / STATE_FOLDER).mkdir(exist_ok=True)
-            save_file(self._of_this_rank(loader), _rank_file(temporary, accelerator.process_index))
-            if accelerator.is_main_process or any(is_sharded(strategy.model) for strategy in strategies.values()):
-                save_state(
-                    temporary / STATE_FOLDER,
-                    strategies,
-                    epoch=self.epoch,
-                    batches=self.batches,
-                    step=self.step,
-                    metric=metric,
-                    processes=accelerator.num_processes,
-                    history=encode_number(self.history),
-                    metrics=encode_number(self.metrics),
-                )
-            accelerator.wait_for_everyone()
-            if accelerator.is_main_process:
-                for path in temporary.rglob("*"):
-                    if path.is_file():
-                        sync(path)
-                temporary.rename(folder)
-            accelerator.wait_for_everyone()
-        # torch tells of a full disk in its own way
-        except (OSError, SafetensorError, RuntimeError) as error:
+            with succeeding_together(accelerator.device, SAVING_ERRORS):
+                with _names_of_the_module(accelerator):
+                    accelerator.save_state(str(temporary))
+                (temporary / STATE_FOLDER).mkdir(exist_ok=True)
+                save_file(self._of_this_rank(loader), _rank_file(temporary, accelerator.process_index))
+                if accelerator.is_main_process or any(is_sharded(strategy.model) for strategy in strategies.values()):
+                    save_state(
+                        temporary / STATE_FOLDER,
+                        strategies,
+                        epoch=self.epoch,
+                        batches=self.batches,
+                        step=self.step,
+                        metric=metric,
+                        processes=accelerator.num_processes,
+                        history=encode_number(self.history),
+                        metrics=encode_number(self.metrics),
+                    )
+            with succeeding_together(accelerator.device):
+                if accelerator.is_main_process:
+                    for path in temporary.rglob("*"):
+                        if path.is_file():
+                            sync(path)
+                    temporary.rename(folder)
+        except SAVING_ERRORS as error:
             raise OSError(
                 f"The checkpoint of step {self.step} could not be saved in {root}: {error}. Earlier ones are "
                 "unchanged: remove the cause and start the same command again."
@@ -155,6 +162,8 @@ class Place:
     ) -> None:
         """Goes to the place of a checkpoint; model, optimizer, scheduler and strategies are as they were then."""
         content = load_state(folder / STATE_FOLDER, strategies)
+        if "processes" not in content:
+            raise ValueError(f"{folder} was not saved by fit(). Choose another checkpoint_dir.")
         if content["metric"] != metric:
             raise ValueError(
                 f"{folder} was decided by {content['metric']!r}, this run by {metric!r}: their scores cannot be "
@@ -162,12 +171,21 @@ class Place:
             )
         if content["epoch"] > epochs:
             raise ValueError(f"{folder} is of epoch {content['epoch']} already, and this run has {epochs} epochs.")
-        with _names_of_the_module(accelerator):
-            accelerator.load_state(str(folder))
+        try:
+            ranks = [load_file(_rank_file(folder, rank)) for rank in range(content["processes"])]
+            with _names_of_the_module(accelerator):
+                accelerator.load_state(str(folder))
+        except (OSError, SafetensorError, RuntimeError, ValueError, KeyError) as error:
+            raise ValueError(
+                f"{folder} cannot be taken up: {error}. Resume with the same model, optimizer and scheduler, or "
+                "choose another checkpoint_dir."
+            ) from error
         self.epoch, self.batches, self.step = (content[key] for key in ("epoch", "batches", "step"))
         self.history, self.metrics = decode_numbers(content["history"]), decode_numbers(content["metrics"])
         if content["processes"] == accelerator.num_processes:
-            self._take_up(load_file(_rank_file(folder, accelerator.process_index)), loader)
+            if self.batches and getattr(loader, "persistent_workers", False):
+                logger.warning("Workers that stay (persistent_workers=True) go on with other random numbers.")
+            self._take_up(ranks[accelerator.process_index], loader)
             return
         logger.warning(
             f"{folder} was saved by {content['processes']} processes, this run has {accelerator.num_processes}: it "
@@ -177,6 +195,8 @@ class Place:
             self.batches = self.batches * content["processes"] // accelerator.num_processes
         if self.batches:
             self.epoch_began, self.now = _state(loader), rng_state()
+            mean = torch.stack([rank["loss"] for rank in ranks]).mean() / content["batches"]
+            self.loss.copy_(mean * self.batches)
 
     def _of_this_rank(self, loader: Any) -> dict[str, Tensor]:
         """The random states, as tensors."""
@@ -202,13 +222,40 @@ class Place:
             self.asked, self.now = rng_from_tensors(under("asked")), rng_from_tensors(under("now"))
 
 
-def open_folder(accelerator: Accelerator, root: Path, resume: bool) -> Path | None:
-    """Makes the folder of checkpoints ready; gives the last one in it, the same on every rank."""
-    if accelerator.is_main_process:
-        root.mkdir(parents=True, exist_ok=True)
-        for left_over in root.glob(".checkpoint-*"):
-            shutil.rmtree(left_over, ignore_errors=True)
-    accelerator.wait_for_everyone()
+@contextmanager
+def opened(accelerator: Accelerator, root: Path | None, resume: bool) -> Iterator[Path | None]:
+    """The last checkpoint in the folder, the same on every rank; no other run may use it until the block is left."""
+    if root is None:
+        yield None
+        return
+    with ExitStack() as until_left:
+        try:
+            with succeeding_together(accelerator.device):
+                if accelerator.is_main_process:
+                    root.mkdir(parents=True, exist_ok=True)
+                    until_left.enter_context(_locked(root))
+                    for left_over in root.glob(".checkpoint-*"):
+                        shutil.rmtree(left_over, ignore_errors=True)
+        except OSError as error:
+            raise OSError(f"Checkpoints cannot be kept in {root}: {error}. Choose another checkpoint_dir.") from error
+        yield _last(accelerator, root, resume)
+
+
+@contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    """Keeps other processes out of a folder; the lock ends with this process, however that ends."""
+    with open(root / LOCK_FILE, "w") as file:
+        try:
+            if fcntl is not None:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            raise OSError("another run is using it") from None
+        except OSError as error:  # there are disks that know no locks
+            logger.info(f"{root} cannot be locked: {error}")
+        yield
+
+
+def _last(accelerator: Accelerator, root: Path, resume: bool) -> Path | None:
     last = agree(max((_step(path) for path in checkpoints(root)), default=-1), accelerator.device)
     folder = root / f"checkpoint-{int(last)}" if last >= 0 else None
     missing = torch.tensor([int(not (folder or root).is_dir())], device=accelerator.device)

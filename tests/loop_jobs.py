@@ -14,6 +14,7 @@ import os
 import random
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,14 @@ from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.utils import set_seed
 from ddp_run import free_port
 from safetensors.torch import load_file, save_file
+from sharded_on_cpu import shard_on_cpu
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from training import ConvNet, image_data, weights_of
 
 from aswa_hf import checkpoint, loop, loop_setup, loop_state
 from aswa_hf.averaging import unwrap
+from aswa_hf.sharding import full_state_dict, is_sharded
 
 STRATEGIES = ("aswa", "swa", "ema", "best", "last")
 
@@ -81,15 +84,21 @@ def train(
     accumulate: int = 2,
     while_saving: int = 0,
     disagree: bool = False,
+    silent: bool = False,
+    full: bool = False,
+    sharded: bool = False,
     **options: Any,
 ) -> None:
     """One run; rank `to` sends itself the signal `send` while it trains on its batch number `after`, or while the
-    checkpoint of step `while_saving` is half written."""
+    checkpoint of step `while_saving` is half written, or finds its disk `full`."""
     torch.set_num_threads(1)
     loop_setup.SECONDS_BETWEEN_LOOKS = 0.0
     loading = DataLoaderConfiguration(use_seedable_sampler=seedable, split_batches=split)
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate, dataloader_config=loading)
     assert accelerator.num_processes == int(os.environ.get("WORLD_SIZE", "1"))
+    if sharded:
+        # Each layer is a unit.
+        shard_on_cpu(accelerator, fsdp_version=2, auto_wrap_policy="size_based_wrap", min_num_params=20)
     set_seed(7)
     if kind == "kvsall":
         # Not needed by the others, and slow to import.
@@ -114,7 +123,7 @@ def train(
     )
     torch.manual_seed(100 + accelerator.process_index)  # dropout is of each rank's own making
 
-    def evaluate() -> dict[str, float]:
+    def evaluate() -> dict[str, float] | None:
         if kind == "kvsall":
             return {"mrr": evaluate_link_prediction(unwrap(model), kg, "validation")["mrr"]}
         outputs = [
@@ -125,6 +134,8 @@ def train(
         assert len(labels) == 60
         buffers = [buffer.clone() for buffer in model.buffers()]
         agreed.append(all(torch.equal(b, accelerator.gather(b[None])[0]) for b in buffers))
+        if silent and not accelerator.is_main_process:
+            return None
         luck = random.Random(10 * len(agreed) + accelerator.process_index).random()
         return {"loss": luck if disagree else nn.functional.cross_entropy(logits, labels).item()}
 
@@ -137,6 +148,11 @@ def train(
         if more["step"] == while_saving:
             die()
 
+    def save_no_file(*args: Any, **more: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    if full and accelerator.process_index == to:
+        loop_state.save_file = save_no_file
     loop_state.save_state = save_state
     agreed: list[bool] = []
     seen = 0
@@ -155,18 +171,21 @@ def train(
         scheduler=scheduler, loss=loss, metric=metric, checkpoint_dir=folder, **options,
     )  # fmt: skip
 
-    result = {f"model/{name}": tensor for name, tensor in weights_of(unwrap(model)).items()}
+    weights = full_state_dict(unwrap(model)) if sharded else weights_of(unwrap(model))
+    result = {f"model/{name}": tensor for name, tensor in weights.items()}
     for name, strategy in run.strategies.items():
-        for key, tensor in (strategy.average.averaged | strategy.average.copied).items():
-            result[f"{name}/{key}"] = tensor.clone()
+        with strategy.swapped():
+            found = full_state_dict(strategy.model) if sharded else strategy.average.averaged | strategy.average.copied
+            result |= {f"{name}/{key}": tensor.clone() for key, tensor in found.items()}
     rank = accelerator.process_index
     save_file(result, Path(folder) / f"rank{rank}.safetensors")
     about = {
         "processes": accelerator.num_processes,
         "agreed": all(agreed),
+        "sharded": is_sharded(unwrap(model)),
         "history": run.history,
         "records": {name: trajectory.to_json() for name, trajectory in run.trajectories.items()},
-        "optimizer": [float(s["exp_avg_sq"].double().sum()) for s in optimizer.state.values()],
+        "optimizer": [] if sharded else [float(s["exp_avg_sq"].double().sum()) for s in optimizer.state.values()],
     }
     (Path(folder) / f"rank{rank}.json").write_text(json.dumps(about))
     accelerator.end_training()
@@ -175,6 +194,8 @@ def train(
 def in_own_processes(job: dict[str, Any]) -> list[int]:
     """The exit statuses of the processes of a job; the number of a signal, negative, if that ended one."""
     processes = job.pop("processes", 1)
+    if job.get("sharded"):
+        import_module("torch._dynamo")  # sharding needs it; it takes seconds, here and not in every process
     addresses = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(processes)}
     children = []
     for rank in range(processes):
@@ -197,8 +218,9 @@ def end(job: dict[str, Any]) -> None:
         status = int(ended.code or 0)
     except KeyboardInterrupt:
         status = 130
-    except BaseException:
+    except BaseException as error:
         sys.excepthook(*sys.exc_info())
+        Path(job["folder"], f"rank{os.environ.get('RANK', 0)}.error").write_text(str(error))
     os._exit(status)
 
 
@@ -209,7 +231,7 @@ def run_jobs(*jobs: dict[str, Any]) -> list[list[int]]:
     assert run.returncode == 0, run.stderr[-3000:]
     statuses = json.loads(run.stdout.splitlines()[-1])
     for job, found in zip(jobs, statuses, strict=True):
-        assert job.get("send") or not any(found), (job, found, run.stderr[-3000:])
+        assert job.get("send") or job.get("full") or not any(found), (job, found, run.stderr[-3000:])
     return statuses
 
 

@@ -3,6 +3,8 @@
 import itertools
 import logging
 import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -10,20 +12,22 @@ import torch
 from accelerate import Accelerator, DistributedType
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.tracking import GeneralTracker, on_main_process
-from accelerate.utils import ProjectConfiguration, set_seed
+from accelerate.utils import GradientAccumulationPlugin, ProjectConfiguration, set_seed
 from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 from training import ConvNet, assert_same_tensors, image_data, weights_of
 
-from aswa_hf import EMA
+from aswa_hf import ASWA, EMA
+from aswa_hf.checkpoint import save_state
 from aswa_hf.loop import TRAJECTORY_FILE, fit
 from aswa_hf.loop_setup import Stop
-from aswa_hf.loop_state import checkpoints
+from aswa_hf.loop_state import LOCK_FILE, checkpoints
 from aswa_hf.rng import rng_from_tensors, rng_state, rng_tensors, set_rng_state
 from aswa_hf.trajectory import load_trajectories
 
 ALL = ("aswa", "swa", "ema", "best", "last")
+PLATEAU = torch.optim.lr_scheduler.ReduceLROnPlateau(torch.optim.SGD([torch.zeros(1)]))
 
 
 @pytest.fixture(autouse=True)
@@ -267,7 +271,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_those_before(tmp_path, monke
             Setup().fit(epochs=2, checkpoint_dir=tmp_path)
     assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-5"]
     assert Setup().fit(epochs=2, checkpoint_dir=tmp_path).step == 10
-    assert not list(tmp_path.glob(".*"))
+    assert not list(tmp_path.glob(".checkpoint-*"))
 
 
 def test_a_folder_with_another_run_is_refused(tmp_path):
@@ -280,6 +284,69 @@ def test_a_folder_with_another_run_is_refused(tmp_path):
         Setup().fit(epochs=2, checkpoint_dir=tmp_path, strategies=("aswa", "ema"))
     with pytest.raises(ValueError, match="of epoch 2 already, and this run has 1 epochs"):
         Setup().fit(epochs=1, checkpoint_dir=tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_to_is_told_before_training(tmp_path):
+    (tmp_path / "file").touch()
+    setup = Setup()
+    for folder in (tmp_path / "file", tmp_path / "file" / "below", "/proc/run"):
+        with pytest.raises(OSError, match=rf"Checkpoints cannot be kept in {folder}: .*Choose another checkpoint_dir"):
+            setup.fit(checkpoint_dir=folder)
+    assert setup.evaluations == 0
+
+
+def test_a_folder_that_another_process_writes_to_is_refused_until_that_has_ended(tmp_path):
+    Setup().fit(epochs=1, checkpoint_dir=tmp_path)
+    half = tmp_path / ".checkpoint-10"
+    half.mkdir()
+    lock = "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.lockf(file, fcntl.LOCK_EX); print(); input()"
+    command = [sys.executable, "-c", lock, tmp_path / LOCK_FILE]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.read(1)
+        with pytest.raises(OSError, match="another run is using it"):
+            Setup().fit(epochs=2, checkpoint_dir=tmp_path)
+        assert half.exists()
+        other.kill()
+    assert Setup().fit(epochs=2, checkpoint_dir=tmp_path).step == 10
+
+
+def test_a_checkpoint_that_does_not_fit_is_named(tmp_path):
+    def plain(**options):
+        return Setup(**options).fit(strategies={}, apply=None, epochs=2, checkpoint_dir=tmp_path / "plain")
+
+    plain()
+    with pytest.raises(ValueError, match=r"(?s)checkpoint-10 cannot be taken up.*Resume with the same model"):
+        plain(model=nn.Linear(2, 2))
+    (tmp_path / "plain" / "checkpoint-10" / "aswa" / "rank-0.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"checkpoint-10 cannot be taken up: .*rank-0\.safetensors"):
+        plain()
+
+
+def test_the_folder_of_a_trainer_is_refused(tmp_path):
+    setup = Setup()
+    # as ASWACallback saves it
+    aswa = ASWA(setup.model, greater_is_better=False, batchnorm="copy")
+    save_state(tmp_path / "checkpoint-5" / "aswa", {"aswa": aswa}, metric="loss", step=5)
+    with pytest.raises(ValueError, match=r"checkpoint-5 was not saved by fit\(\)"):
+        setup.fit(checkpoint_dir=tmp_path)
+
+
+def test_workers_that_stay_are_told_of_when_an_epoch_is_taken_up(tmp_path, caplog):
+    def run(**options):
+        loader = DataLoader(image_data(40, seed=1), 8, shuffle=True, num_workers=1, persistent_workers=True)
+        with caplog.at_level(logging.WARNING):
+            return Setup().fit(train_loader=loader, checkpoint_dir=tmp_path, save_steps=1, epochs=1, **options)
+
+    def interrupted(model, batch):
+        if (tmp_path / "checkpoint-2").exists():
+            raise ConnectionError
+        return model(**batch)["loss"]
+
+    with pytest.raises(ConnectionError):
+        run(loss=interrupted)
+    assert "persistent_workers" not in caplog.text
+    run()
+    assert "persistent_workers=True) go on with other random numbers" in caplog.text
 
 
 def test_signals_are_left_alone_without_a_checkpoint_folder_and_after_the_run(tmp_path):
@@ -334,6 +401,12 @@ def test_the_handler_that_was_there_before_has_the_last_word(tmp_path, monkeypat
         ({"apply": "ema"}, ValueError, "apply='ema' is not among the strategies aswa"),
         ({"batchnorm": "no"}, ValueError, "batchnorm must be one of"),
         ({"resume": "yes"}, TypeError, "resume must be True or False"),
+        ({"bn_batches": True}, ValueError, "bn_batches must be a number of batches"),
+        ({"optimizer": "adam"}, TypeError, "optimizer must be a torch.optim.Optimizer.*got str"),
+        ({"optimizer": torch.optim.SGD}, TypeError, "optimizer must be a torch.optim.Optimizer.*got SGD"),
+        ({"train_loader": None}, TypeError, "train_loader must give batches.*got NoneType"),
+        ({"scheduler": "cosine"}, TypeError, "scheduler must be a learning rate scheduler or None, got str"),
+        ({"scheduler": PLATEAU}, ValueError, "ReduceLROnPlateau needs a score"),
     ],
 )
 def test_bad_arguments_are_refused_at_once(options, error, message):
@@ -370,6 +443,15 @@ def test_a_model_that_gives_no_loss_says_what_to_do():
     assert run.step == 4
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [(1.0, "got float"), (None, "got NoneType"), (torch.ones(8), r"got a tensor of shape \(8,\)")],
+)
+def test_what_loss_returns_must_be_one_number(value, message):
+    with pytest.raises(TypeError, match=rf"loss\(model, batch\) must give a tensor of one number.*{message}"):
+        Setup().fit(loss=lambda model, batch: value)
+
+
 def test_an_empty_loader_is_an_error():
     setup = Setup()
     setup.train_loader = DataLoader(image_data(4, seed=1), 8, drop_last=True)
@@ -398,6 +480,13 @@ def test_settings_that_would_spoil_checkpoints_are_refused(tmp_path):
     setup = Setup(project_config=ProjectConfiguration(str(tmp_path), automatic_checkpoint_naming=True))
     with pytest.raises(ValueError, match="leave automatic_checkpoint_naming out"):
         setup.fit(checkpoint_dir=tmp_path / "run")
+
+
+def test_gradients_that_are_left_over_at_the_end_of_an_epoch_are_refused_with_checkpoints(tmp_path):
+    setup = Setup(gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=2, sync_with_dataloader=False))
+    with pytest.raises(ValueError, match="gradients are left over at the end of an epoch"):
+        setup.fit(checkpoint_dir=tmp_path / "run")
+    assert setup.fit(epochs=2).step == 5
 
 
 def test_random_states_survive_a_file():

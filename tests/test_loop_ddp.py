@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import ANY
 
 import loop_jobs
 import pytest
@@ -28,6 +29,9 @@ JOBS = {
     "one": PLAIN,
     "two": PLAIN | {"processes": 2},
     "kvsall": {"kind": "kvsall", "processes": 2},
+    "silent": CONV | {"silent": True},
+    "average": CONV | {"batchnorm": "average"},
+    "full": CONV | {"full": True, "to": 1},
     "fewer": CONV | {"save_steps": 1, "send": signal.SIGKILL, "after": 9, "to": 0},
     "alone": CONV | {"processes": 1},
 }
@@ -105,6 +109,25 @@ def test_a_signal_to_one_process_stops_all_with_a_checkpoint(runs):
 def test_processes_that_measure_differently_follow_the_first(runs):
     _, about = both(runs[0] / "disagree")
     assert len({record["decision"] for record in about["records"]["aswa"]}) >= 2
+
+
+def test_only_the_first_process_needs_to_know_the_score(runs):
+    assert both(runs[0] / "silent") == (ANY, both(runs[0] / "straight")[1])
+
+
+def test_averaged_statistics_are_the_same_on_all_processes_in_every_evaluation(runs):
+    tensors, _ = both(runs[0] / "average")
+    assert any(name.startswith("ema/") and name.endswith("running_mean") for name in tensors)
+
+
+def test_a_disk_that_is_full_for_one_process_is_told_by_all(runs):
+    root, ended = runs
+    assert ended["full"] == [1, 1]
+    first, second = ((root / "full" / f"rank{rank}.error").read_text() for rank in (0, 1))
+    assert "checkpoint of step 3 could not be saved" in first
+    assert "another process could not write its part" in first
+    assert "No space left on device" in second
+    assert checkpoints(root / "full") == []
 
 
 def test_the_same_global_batch_gives_the_same_decisions_on_one_and_two_processes(runs):
