@@ -6,13 +6,24 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import CommitOperationAdd, HfApi, get_token
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 
 from aswa_hf.files import write_text
-from aswa_hf.hub_files import CARD, WEIGHTS, check_run, last_checkpoint, read_history, save_run, write_repository
+from aswa_hf.hub_files import (
+    ADAPTER_CONFIG,
+    CARD,
+    WEIGHTS,
+    check_repo_id,
+    check_run,
+    last_checkpoint,
+    read_history,
+    save_run,
+    write_repository,
+)
 from aswa_hf.strategy import Strategy
 
 __all__ = ["HubError", "push_to_hub", "read_history", "save_run", "write_repository"]
@@ -78,6 +89,7 @@ def push_to_hub(
             }
             return push_to_hub(folder, repo_id, private=private, token=token, **options, **card)
     run = Path(run_or_model)
+    check_repo_id(repo_id)
     check_run(run)
     token = token or get_token()
     if not token:
@@ -88,15 +100,18 @@ def push_to_hub(
         folder = write_repository(run, Path(temporary) / "repository", repo_id, **card)
         with _step("create the repository", repo_id, token):
             url = str(api.create_repo(repo_id, private=private, exist_ok=True))
-        # Files that are there already are not sent again, and without any change there is no second commit.
+            if private and not api.model_info(repo_id).private:
+                raise ValueError("it is there already and public: change that in its settings, or push to another")
         with _step("upload the files and commit them", repo_id, token):
-            _commit(api, repo_id, folder, revision, commit_message)
+            commit = _commit(api, repo_id, folder, revision, commit_message)
         if tag is not None:
             with _step(f"create the tag {tag}", repo_id, token):
-                _tag(api, repo_id, tag, revision)
+                _tag(api, repo_id, tag, commit)
         if checkpoint is not None:
             with _step(f"push the running weights to the branch {RUNNING_BRANCH}", repo_id, token):
                 api.create_branch(repo_id, branch=RUNNING_BRANCH, exist_ok=True)
+                for file in (file for pattern in WEIGHTS for file in folder.glob(pattern)):
+                    file.unlink()
                 for file in (file for pattern in WEIGHTS for file in checkpoint.glob(pattern)):
                     shutil.copyfile(file, folder / file.name)
                 write_text(folder / CARD, RUNNING_CARD.format(name=repo_id))
@@ -104,20 +119,28 @@ def push_to_hub(
     return url
 
 
-def _commit(api: HfApi, repo_id: str, folder: Path, revision: str | None, message: str) -> None:
-    # Not upload_folder, which may make several commits of one folder.
-    files = [CommitOperationAdd(file.name, file) for file in sorted(folder.iterdir())]
-    api.create_commit(repo_id, files, commit_message=message, revision=revision)
+def _commit(api: HfApi, repo_id: str, folder: Path, revision: str | None, message: str) -> str:
+    """Makes a branch hold these files, in one commit or in none if it does already, and gives its last commit."""
+    head = api.model_info(repo_id, revision=revision)
+    files = {file.name: CommitOperationAdd(file.name, file) for file in sorted(folder.iterdir())}
+    # Weights of an earlier push in other files: a loader might take them for those of this one.
+    old = {file.rfilename for file in head.siblings or []} - set(files)
+    stale = [name for name in sorted(old) if any(fnmatch(name, pattern) for pattern in (*WEIGHTS, ADAPTER_CONFIG))]
+    operations = [*files.values(), *(CommitOperationDelete(name) for name in stale if "/" not in name)]
+    # Not upload_folder, which may make several commits of one folder. Files that are there already are not sent
+    # again, so no one else's commit may come between; nor is one whose answer was lost made twice.
+    return api.create_commit(
+        repo_id, operations, commit_message=message, revision=revision, parent_commit=head.sha
+    ).oid
 
 
-def _tag(api: HfApi, repo_id: str, tag: str, revision: str | None) -> None:
-    head = api.model_info(repo_id, revision=revision).sha
+def _tag(api: HfApi, repo_id: str, tag: str, commit: str) -> None:
     if tag in {ref.name for ref in api.list_repo_refs(repo_id).tags}:
         marked = api.model_info(repo_id, revision=tag).sha
-        if marked != head:
+        if marked != commit:
             raise ValueError(f"it marks another commit already, {str(marked)[:8]}: choose a new name")
         return
-    api.create_tag(repo_id, tag=tag, revision=revision)
+    api.create_tag(repo_id, tag=tag, revision=commit)
 
 
 @contextmanager

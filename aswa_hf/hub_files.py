@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError
+from huggingface_hub.errors import EntryNotFoundError, HFValidationError
+from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
 
 from aswa_hf.card import ADAPTER_CONFIG, CONFIG, PICTURE, RESULTS, TRAJECTORY, read_card_data, render
@@ -19,7 +20,7 @@ from aswa_hf.files import write_text
 from aswa_hf.strategy import Strategy
 from aswa_hf.trajectory import Trajectory, load_trajectories, plot_trajectories, save_trajectories
 
-CARD, INDEX = "README.md", "model.safetensors.index.json"
+CARD, INDEX, SETTINGS = "README.md", "model.safetensors.index.json", "settings.json"
 WHOLE_WEIGHTS = ("model.safetensors", INDEX, "adapter_model.safetensors")
 WEIGHTS = (*WHOLE_WEIGHTS, "model-*.safetensors")
 # Besides the weights: configuration and its code, vocabulary, preprocessing. Nothing pickled, no checkpoints, no logs.
@@ -106,6 +107,7 @@ def _check_applied(model: Any, name: str, strategy: Strategy) -> None:
 def write_repository(run: str | Path, folder: str | Path, repo_id: str, **card: Any) -> Path:
     """Writes the exact files of a repository for a run folder: weights, config, trajectory, picture, card."""
     run, folder = Path(run), Path(folder)
+    check_repo_id(repo_id)
     check_run(run)
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
@@ -145,6 +147,20 @@ def _has_batchnorm(run: Path) -> bool:
     return False
 
 
+def check_repo_id(repo_id: str) -> None:
+    """Refuses what cannot be the name of a repository; without its owner a card could not tell how to load it."""
+    try:
+        validate_repo_id(repo_id)
+        owned = "/" in repo_id
+    except HFValidationError:
+        owned = False
+    if not owned:
+        raise ValueError(
+            f"{repo_id!r} is not the name of a repository. Expected owner/name, like me/model, of letters, digits, "
+            "'-', '_' and '.'."
+        )
+
+
 def check_run(run: Path) -> None:
     """Refuses a folder that is no finished run, before anything is copied or sent."""
     if not run.is_dir():
@@ -161,10 +177,52 @@ def check_run(run: Path) -> None:
         _has_batchnorm(run)
     except SafetensorError as error:
         raise ValueError(f"The weights in {run} are damaged ({error}). Save the model anew.") from None
-    if (run / INDEX).exists():
-        shards = set(json.loads((run / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
-        if lost := sorted(name for name in shards if not (run / name).exists()):
-            raise ValueError(f"{run} lacks {', '.join(lost)}, a part of its weights. Save the model anew.")
+    config = _read_json(run / CONFIG)
+    _read_json(run / ADAPTER_CONFIG)
+    if lost := [name for name in _needed(run, config) if not (run / name).exists()]:
+        raise ValueError(f"{run} lacks {', '.join(lost)}: nobody could load its model. Save it anew.")
+    if config.get("model_type") == "kge":
+        _check_vocabulary(run, config)
+
+
+def _needed(run: Path, config: Mapping[str, Any]) -> list[str]:
+    """The files without which a model with these weights and this configuration cannot be loaded."""
+    needed = set(_read_json(run / INDEX).get("weight_map", {}).values())
+    if (run / WHOLE_WEIGHTS[2]).exists():
+        needed.add(ADAPTER_CONFIG)
+    if (run / SETTINGS).exists():  # all that `aswa-hf train` trains has one
+        needed.add(CONFIG)
+    # The code of its own that a model comes with; "--" stands after the repository of code that is elsewhere.
+    classes = [name for name in config.get("auto_map", {}).values() if isinstance(name, str) and "--" not in name]
+    needed |= {f"{name.partition('.')[0]}.py" for name in classes}
+    if config.get("model_type") == "kge":
+        needed |= {"entities.json", "relations.json"}
+    return sorted(needed)
+
+
+def _check_vocabulary(run: Path, config: Mapping[str, Any]) -> None:
+    from aswa_hf.kge.vocab import KGVocab
+
+    vocab = KGVocab.from_pretrained(run)
+    for what, labels in (("entities", vocab.entities), ("relations", vocab.relations)):
+        if len(labels) != config[f"num_{what}"]:
+            raise ValueError(
+                f"{run / what}.json has {len(labels)} labels, the model {config[f'num_{what}']} {what}: they do not "
+                "belong together. Save both anew."
+            )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """A JSON object, empty if there is no such file."""
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}). Save the model anew.") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is damaged (it holds a {type(content).__name__}). Save the model anew.")
+    return content
 
 
 def last_checkpoint(run: Path) -> Path:

@@ -17,7 +17,7 @@ from aswa_hf.averaging import unwrap
 from aswa_hf.card import PICTURE
 from aswa_hf.checkpoint import library_versions
 from aswa_hf.hub import HubError, push_to_hub
-from aswa_hf.hub_files import write_card
+from aswa_hf.hub_files import check_repo_id, write_card
 from aswa_hf.metrics import Score
 from aswa_hf.shadows import Metrics
 from aswa_hf.sharding import is_sharded
@@ -151,6 +151,7 @@ def repository_of(push: bool | str, args: TrainingArguments) -> str | None:
             f"ASWACallback(push_to_hub={push!r}) names no repository. Give one, like push_to_hub='me/model', or set "
             "TrainingArguments(hub_model_id=…)."
         )
+    check_repo_id(repo_id)
     return repo_id
 
 

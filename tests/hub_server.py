@@ -114,7 +114,7 @@ class HubServer(HubApi):
             "HF_UPDATE_DOWNLOAD_COUNTS": "0",
             "OMP_NUM_THREADS": "1",
         }
-        return kept | {name: value for name, value in (settings | changes).items() if value is not None}
+        return {name: value for name, value in (kept | settings | changes).items() if value is not None}
 
     def run(self, code: str, *arguments: object, timeout: float = 120, **environment: str | None) -> str:
         """What Python code prints that runs in a client's process, with `hub.folder` as its working directory."""

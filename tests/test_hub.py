@@ -19,6 +19,7 @@ from hub_client import (
     run_command,
     steps,
 )
+from huggingface_hub import HfApi
 from torch import nn
 
 from aswa_hf import ASWA
@@ -119,6 +120,49 @@ def test_an_answer_that_was_lost_leads_to_no_second_commit(hub, kge_run):
     commits = len(hub.repos["user/model"].commits)
     push(hub, kge_run)
     assert len(hub.repos["user/model"].commits) == commits
+
+
+def test_a_push_that_another_one_overtakes_makes_no_commit_and_can_be_repeated(hub, kge_run, image_run, monkeypatch):
+    send = HfApi.create_commit
+
+    def send_late(self, *arguments, **options):
+        monkeypatch.setattr(HfApi, "create_commit", send)
+        push(hub, image_run)
+        return send(self, *arguments, **options)
+
+    monkeypatch.setattr(HfApi, "create_commit", send_late)
+    with pytest.raises(HubError, match="A commit has happened since"):
+        push(hub, kge_run)
+    repo = hub.repos["user/model"]
+    assert [commit.title for commit in repo.commits[1:]] == ["Add ASWA checkpoint"]
+    assert repo.files("main")["model.safetensors"] == (image_run / "model.safetensors").read_bytes()
+    push(hub, kge_run)
+    assert repo.files("main")["model.safetensors"] == (kge_run / "model.safetensors").read_bytes()
+
+
+def test_weights_of_an_earlier_push_do_not_stay_beside_those_of_this_one(hub, kge_run, tmp_path):
+    old = ["adapter_config.json", "adapter_model.safetensors", "model-1.safetensors", "model.safetensors.index.json"]
+    others = ["notes.txt", "onnx/model-1.safetensors"]
+    hub.add_repo("user/model", dict.fromkeys([*old, *others], b"{}"))
+    run = shutil.copytree(kge_run, tmp_path / "run")
+    checkpoint = max(run.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    (checkpoint / "model.safetensors").rename(checkpoint / "model-2.safetensors")
+    (checkpoint / "model.safetensors.index.json").write_text("{}")
+    push(hub, run, running=True)
+    assert steps(hub, "commit") == 2
+    assert set(files(hub)) & {*old, *others} == set(others)
+    weights = {name for name in files(hub, revision="running") if "safetensors" in name and "/" not in name}
+    assert weights == {"model-2.safetensors", "model.safetensors.index.json"}
+
+
+def test_what_shall_be_private_is_not_pushed_to_a_public_repository(hub, kge_run):
+    hub.add_repo("user/model", {})
+    with pytest.raises(HubError, match=r"step: create the repository \(it is there already and public"):
+        push(hub, kge_run, private=True)
+    assert steps(hub, "commit") == 0
+    hub.repos["user/model"].private = True
+    push(hub, kge_run, private=True)
+    assert steps(hub, "commit") == 1
 
 
 def test_a_tag_is_never_moved(hub, kge_run):
@@ -300,7 +344,7 @@ def test_what_is_no_run_is_refused(kge_run, tmp_path):
         write_repository(lost, tmp_path / "out", "user/model")
     (lost / "model.safetensors").unlink()
     (lost / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1.safetensors"}}')
-    with pytest.raises(ValueError, match=r"lacks model-1\.safetensors, a part of its weights"):
+    with pytest.raises(ValueError, match=r"lacks model-1\.safetensors: nobody could load"):
         write_repository(lost, tmp_path / "out", "user/model")
     for name, text in (("damaged", "{"), ("foreign", '{"a": 1}')):
         folder = tmp_path / name
@@ -309,6 +353,41 @@ def test_what_is_no_run_is_refused(kge_run, tmp_path):
         (folder / "aswa_trajectory.json").write_text(text)
         with pytest.raises(ValueError, match="Expected one written by aswa-hf"):
             write_repository(folder, tmp_path / "out", "user/model")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("lost", ["config.json", "entities.json", "relations.json", "modeling_kge.py"])
+def test_a_run_that_lost_what_its_model_is_loaded_with_is_refused(lost, kge_run, tmp_path):
+    run = shutil.copytree(kge_run, tmp_path / "run")
+    (run / lost).unlink()
+    with pytest.raises(ValueError, match=f"run lacks {lost}: nobody could load its model"):
+        write_repository(run, tmp_path / "out", "user/model")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_with_damaged_or_unfit_files_is_refused_by_their_names(kge_run, tmp_path):
+    run = shutil.copytree(kge_run, tmp_path / "run")
+    for name, text, error in (
+        ("config.json", "{", r"config\.json is damaged \(Expecting"),
+        ("config.json", "[]", r"config\.json is damaged \(it holds a list\)"),
+        ("relations.json", '["a"]', r"relations\.json has 1 labels, the model 2 relations"),
+        ("entities.json", '["a", "a"]', r"entities\.json is damaged"),
+    ):
+        kept = (run / name).read_text()
+        (run / name).write_text(text)
+        with pytest.raises(ValueError, match=error):
+            write_repository(run, tmp_path / "out", "user/model")
+        (run / name).write_text(kept)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["", "model", "user/", "user/model/more", "user/my model", "user/model.git"])
+def test_what_is_no_name_of_a_repository_is_refused_before_anything_is_written_or_sent(name, hub, kge_run, tmp_path):
+    with pytest.raises(ValueError, match=f"^'{name}' is not the name of a repository. Expected owner/name"):
+        push(hub, kge_run, name)
+    with pytest.raises(ValueError, match="is not the name of a repository"):
+        write_repository(kge_run, tmp_path / "out", name)
+    assert hub.log == []
     assert not (tmp_path / "out").exists()
 
 

@@ -207,6 +207,12 @@ def test_faults_happen_as_often_and_where_they_are_asked_for(hub):
     assert time.monotonic() - start >= 0.2
 
 
+def test_a_client_is_started_without_variables_that_are_none(hub, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "elsewhere")
+    assert hub.environment()["PYTHONPATH"] == "elsewhere"
+    assert not {"PYTHONPATH", "HF_TOKEN"} & set(hub.environment(PYTHONPATH=None, HF_TOKEN=None))
+
+
 def test_faults_that_could_never_happen_are_refused(hub):
     with pytest.raises(ValueError, match="'comit' is neither a step"):
         hub.fail("comit")

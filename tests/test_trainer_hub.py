@@ -163,6 +163,8 @@ def test_what_would_fail_after_training_is_refused_before_it(hub, tmp_path, monk
     trainer = trainer_of("text", tmp_path)
     with pytest.raises(ValueError, match=r"push_to_hub=True\) names no repository"):
         with_aswa(trainer, push_to_hub=True)
+    with pytest.raises(ValueError, match="'model' is not the name of a repository"):
+        with_aswa(trainer, push_to_hub="model")
     with_aswa(trainer, push_to_hub="user/model")
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr("aswa_hf.trainer_hub.get_token", lambda: None)
