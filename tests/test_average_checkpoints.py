@@ -370,6 +370,7 @@ def test_pickles_and_quantized_models_are_refused(tmp_path):
         (lambda files: average_checkpoints([], strategy="swa"), "no checkpoints to average"),
         (lambda files: average_checkpoints(files[0], strategy="swa"), "only one checkpoint"),
         (lambda files: average_checkpoints("nowhere/at/all", strategy="swa"), "no folder or file nowhere/at/all"),
+        (lambda files: average_checkpoints(files[0].parent / "emty", strategy="swa"), "Did you mean .*empty"),
         (lambda files: average_checkpoints(files[0].parent / "empty", strategy="swa"), "empty holds no checkpoint"),
         (lambda files: average_checkpoints("me/model@a,,b", strategy="swa"), "names of revisions after @"),
     ],

@@ -157,7 +157,7 @@ def test_image_runs_are_judged_on_their_own_split_with_recalibrated_statistics(r
     assert status == 0, err
     for epochs, row in zip((1, 2), json.loads(out)["checkpoints"], strict=True):
         last = json.loads((tmp_path / str(epochs) / "results.json").read_text())["strategies"]["last"]
-        assert row["running_score"] == pytest.approx(last["validation"]["accuracy"], abs=1e-9)
+        assert row["running_score"] == pytest.approx(last["validation"]["accuracy"], abs=1e-7)
 
     # What another split held out has been seen in training.
     settings = json.loads((tmp_path / "2" / "settings.json").read_text())

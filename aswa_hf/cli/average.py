@@ -23,15 +23,15 @@ def average(
         list[str],
         typer.Argument(help="A Trainer's output folder, several checkpoint folders or files, or repo@rev1,rev2."),
     ],
-    output_dir: Annotated[
-        Path, typer.Option("--output-dir", "--output", "-o", help="Folder for the result; new, or empty.")
-    ],
+    output_dir: Annotated[Path, typer.Option("--output-dir", "-o", help="Folder for the result; new, or empty.")],
     strategy: Annotated[
         str, typer.Option(help="aswa, greedy, best (by validation); swa, ema, uniform, last (by order).")
     ] = "aswa",
     evaluate: Annotated[
         str | None,
-        typer.Option(metavar="MODULE:FUNCTION", help="Gives the score of a model. Found by itself for runs of train."),
+        typer.Option(
+            metavar="MODULE:F", help="A function: gives the score of a model. Found by itself for runs of train."
+        ),
     ] = None,
     dataset: Annotated[
         str | None, typer.Option(help="The data of a run of train, if moved; the graph of a link predictor.")
@@ -40,7 +40,9 @@ def average(
         bool, typer.Option("--lower-is-better", help="The score is a loss: the lower the better.")
     ] = False,
     metric: Annotated[str | None, typer.Option(help="What the score is called (as the function).")] = None,
-    hard_updates: Annotated[bool, typer.Option(help="aswa: restart from a checkpoint that is better.")] = True,
+    soft_only: Annotated[
+        bool, typer.Option("--soft-only", help="aswa: never restart from a single checkpoint.")
+    ] = False,
     start: Annotated[str, typer.Option(help="swa: the first checkpoint, counted from 0, or a fraction.")] = "0",
     decay: Annotated[float, typer.Option(help="ema: what the average keeps at each checkpoint.")] = 0.7,
     batchnorm: Annotated[
@@ -69,7 +71,7 @@ def average(
             dataset=dataset,
             greater_is_better=not lower_is_better,
             metric=metric,
-            hard_updates=hard_updates,
+            hard_updates=not soft_only,
             start=_start(start),
             decay=decay,
             batchnorm=batchnorm,
@@ -164,7 +166,8 @@ def _story(result: AveragedCheckpoints) -> str:
     members = sum(alpha > 0 for alpha in result.alphas)
     lines.append(f"{result.strategy}: {members} of {len(result.alphas)} checkpoints are in the result.")
     if result.score is not None:
-        lines[-1] += f" {result.metric} {result.score:.4f}, after {result.evaluations} evaluations."
+        count = "1 evaluation" if result.evaluations == 1 else f"{result.evaluations} evaluations"
+        lines[-1] += f" {result.metric} {result.score:.4f}, after {count}."
     for split, metrics in result.results.items():
         lines.append(f"{split:10s} " + "   ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
     lines.append(f"Written to {result.folder}")

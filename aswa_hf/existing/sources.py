@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from aswa_hf.existing.tensors import WEIGHTS, Checkpoint, check_same_tensors, read_checkpoint
+from aswa_hf.files import refuse_mistyped
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -65,7 +66,9 @@ def _of_several(path: str | os.PathLike[str], report: Callable[[str], None]) -> 
         # A run's folder with weights of its own is one checkpoint among others.
         return [_of_folder(local)] if _weights(local)[0] else _of_run(local) or [_of_folder(local)]
     repo, at, revisions = str(path).partition("@")
-    if _REPOSITORY.fullmatch(repo) and not (local.parent.is_dir() and not at):
+    if not at:
+        refuse_mistyped(local)
+    if _REPOSITORY.fullmatch(repo):
         return _from_hub(repo, [name.strip() for name in revisions.split(",")] if at else None, report)
     raise FileNotFoundError(
         f"There is no folder or file {path}. Expected a Trainer's output folder, checkpoint folders, safetensors "

@@ -1,7 +1,7 @@
 """Checkpoints on disk, piece by piece: what the headers of their safetensors files say, and weighted sums of several.
 
 A header names every tensor of a file with its dtype, shape and place, so that checkpoints are compared, and damaged
-files found, before any weight is read. Sums are taken in float64 in pieces of a few megabytes: averaging any number of
+files found, before any weight is read. Sums are taken in float64 in small pieces: averaging any number of
 checkpoints of any size needs next to no memory.
 """
 
@@ -31,7 +31,7 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
-PIECE = 1 << 17  # elements: in float64 they stay in the cache until the last checkpoint has been added
+PIECE = 1 << 15  # elements: they stay in the cache, and torch does not wait for other threads to add so few
 LONGEST_HEADER = 100 << 20  # bytes, as the format says
 
 
