@@ -370,12 +370,13 @@ def test_pickles_and_quantized_models_are_refused(tmp_path):
         (lambda files: average_checkpoints([], strategy="swa"), "no checkpoints to average"),
         (lambda files: average_checkpoints(files[0], strategy="swa"), "only one checkpoint"),
         (lambda files: average_checkpoints("nowhere/at/all", strategy="swa"), "no folder or file nowhere/at/all"),
-        (lambda files: average_checkpoints(files[0].parent / "emty", strategy="swa"), "Did you mean .*empty"),
+        (lambda files: average_checkpoints("empty/run", strategy="swa"), "no 'run' in the folder empty"),
         (lambda files: average_checkpoints(files[0].parent / "empty", strategy="swa"), "empty holds no checkpoint"),
         (lambda files: average_checkpoints("me/model@a,,b", strategy="swa"), "names of revisions after @"),
     ],
 )  # fmt: skip
-def test_bad_input_is_one_clear_error(call, message, tmp_path):
+def test_bad_input_is_one_clear_error(call, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises((ValueError, TypeError, OSError), match=message):
         call(save_values(tmp_path, [1.0, 2.0, 3.0]))
