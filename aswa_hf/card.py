@@ -24,7 +24,12 @@ STRATEGIES = {
     "ema": "EMA",
     "aswa": "ASWA",
     "fge": "FGE (predictions averaged)",
+    "swa-all": "SWA over the whole run",
+    "best-checkpoint": "the best checkpoint",
+    "greedy": "greedy soup",
+    "uniform": "uniform soup",
 }
+CHOSEN_BY_VALIDATION = ("best", "aswa", "greedy")
 SHOWN = {"link-prediction": ("mrr", "hits@1", "hits@3", "hits@10"), "image-classification": ("accuracy",)}
 LIBRARIES = {"kge": "transformers", "timm": "timm", "peft": "peft", "transformers": "transformers", "torch": None}
 PIPELINES = {"link-prediction": "graph-ml"}
@@ -51,6 +56,7 @@ class CardData:
     alphas: list[float] = field(default_factory=list)
     run: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
+    checkpoints: list[str] = field(default_factory=list)
     has_picture: bool = False
 
     # Constant.
@@ -69,7 +75,16 @@ class CardData:
             return "timm"
         if "peft_type" in self.config:
             return "peft"
-        return "transformers" if self.config else "torch"
+        return "transformers" if "model_type" in self.config else "torch"
+
+    @property
+    def rule(self) -> str:
+        """How the shipped weights were made; a strategy may have been given any name."""
+        return self.run.get("rule") or self.shipped
+
+    @property
+    def origin(self) -> str:
+        return f"{len(self.checkpoints)} checkpoints" if self.checkpoints else "a training run"
 
     @property
     def model_name(self) -> str:
@@ -82,15 +97,19 @@ class CardData:
         return self.run.get("dataset") or next(iter(self.datasets), None)
 
     @property
+    def aswa(self) -> Trajectory:
+        return self.trajectories.get(self.shipped if self.rule == "aswa" else "aswa", Trajectory())
+
+    @property
     def decisions(self) -> dict[str, int]:
         """How often ASWA decided what."""
-        found = [decision.value for decision in self.trajectories.get("aswa", Trajectory()).decisions]
+        found = [decision.value for decision in self.aswa.decisions]
         return {name: found.count(name) for name in ("init", "soft", "hard", "reject")}
 
     @property
     def evaluations(self) -> int:
         """How often ASWA evaluated averaged weights, on top of the evaluations of the running model."""
-        return sum(record.lookahead_score is not None for record in self.trajectories.get("aswa", Trajectory()))
+        return sum(record.lookahead_score is not None for record in self.aswa)
 
     @property
     def members(self) -> int:
@@ -98,7 +117,7 @@ class CardData:
 
     @property
     def alpha_rows(self) -> list[tuple[str, float]]:
-        """The weight of each snapshot that has one, by epoch; neighbours with the same weight as one row."""
+        """The weight of each snapshot that has one, by epoch or checkpoint; equal neighbours as one row."""
         rows: list[tuple[int, int, float]] = []
         for index, alpha in enumerate(self.alphas):
             if alpha <= 0:
@@ -107,13 +126,12 @@ class CardData:
                 rows[-1] = (rows[-1][0], index, alpha)
             else:
                 rows.append((index, index, alpha))
-        epochs = [
-            record.index + 1 if record.epoch is None else record.epoch
+        names = self.checkpoints or [
+            f"{record.index + 1 if record.epoch is None else record.epoch:g}"
             for record in self.trajectories.get(self.shipped, Trajectory())
         ]
         return [
-            (f"{epochs[first]:g}" if first == last else f"{epochs[first]:g}–{epochs[last]:g}", alpha)
-            for first, last, alpha in rows
+            (names[first] if first == last else f"{names[first]}–{names[last]}", alpha) for first, last, alpha in rows
         ]
 
     @property
@@ -129,6 +147,12 @@ class CardData:
         return [
             (name, [strategies[name][split].get(metric) for metric in self.metrics]) for name in dict.fromkeys(names)
         ]
+
+    @property
+    def chosen(self) -> str:
+        """Those of the tables whose weights were chosen by their validation scores."""
+        rules = {name: self.rule if name == self.shipped else name for name, _ in self.results("validation")}
+        return _listed([name for name, rule in rules.items() if rule in CHOSEN_BY_VALIDATION])
 
     @property
     def verdict(self) -> str:
@@ -158,8 +182,8 @@ def read_card_data(folder: str | Path, repo_id: str, **given: Any) -> CardData:
     folder = Path(folder)
     trajectories, about = load_trajectories(folder / TRAJECTORY)
     records = json.loads((folder / TRAJECTORY).read_text(encoding="utf-8"))["strategies"]
-    shipped = about.get("applied") or "last"
     run = decode_numbers(about.get("run") or {})
+    shipped = about.get("applied") or run.get("rule") or "last"
     run.setdefault("strategies", _last_scores(trajectories, about["metric"]))
     configs = [folder / name for name in (ADAPTER_CONFIG, CONFIG) if (folder / name).exists()]
     return CardData(
@@ -171,6 +195,7 @@ def read_card_data(folder: str | Path, repo_id: str, **given: Any) -> CardData:
         alphas=records.get(shipped, {}).get("alphas", []),
         run=run,
         config=json.loads(configs[0].read_text(encoding="utf-8")) if configs else {},
+        checkpoints=about.get("checkpoints", []),
         has_picture=(folder / PICTURE).exists(),
         **given,
     )
@@ -201,7 +226,7 @@ def render(data: CardData) -> ModelCard:
         eval_results=_eval_results(data) or None,
     )
     card = ModelCard.from_template(
-        metadata, template_str=TEMPLATE.read_text(encoding="utf-8"), card=data, label=label, shown=_shown
+        metadata, template_str=TEMPLATE.read_text(encoding="utf-8"), card=data, label=label, shown=_shown, times=_times
     )
     # The template's conditions leave empty lines behind.
     card.content = re.sub(r"\n{3,}", "\n\n", card.content).rstrip() + "\n"
@@ -239,6 +264,10 @@ def _shown(value: float | None) -> str:
     return "–" if value is None else f"{value:.4f}"
 
 
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
 def _listed(names: list[str]) -> str:
     labels = [label(name) for name in names]
-    return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
+    return " and ".join(part for part in (", ".join(labels[:-1]), *labels[-1:]) if part)

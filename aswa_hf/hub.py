@@ -126,7 +126,8 @@ def _commit(api: HfApi, repo_id: str, folder: Path, revision: str | None, messag
     # Weights of an earlier push in other files: a loader might take them for those of this one.
     old = {file.rfilename for file in head.siblings or []} - set(files)
     stale = [name for name in sorted(old) if any(fnmatch(name, pattern) for pattern in (*WEIGHTS, ADAPTER_CONFIG))]
-    operations = [*files.values(), *(CommitOperationDelete(name) for name in stale if "/" not in name)]
+    operations: list[CommitOperationAdd | CommitOperationDelete] = [*files.values()]
+    operations += [CommitOperationDelete(name) for name in stale if "/" not in name]
     # Not upload_folder, which may make several commits of one folder. Files that are there already are not sent
     # again, so no one else's commit may come between; nor is one whose answer was lost made twice.
     return api.create_commit(

@@ -14,6 +14,7 @@ from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
 
+from aswa_hf.batchnorm import Recalibration, has_batchnorm
 from aswa_hf.card import ADAPTER_CONFIG, CONFIG, PICTURE, RESULTS, TRAJECTORY, read_card_data, render
 from aswa_hf.checkpoint import library_versions
 from aswa_hf.files import write_text
@@ -88,9 +89,27 @@ def save_run(
         metric=metric,
         greater_is_better=named[applied].greater_is_better,
         applied=applied,
-        run={"model": type(model).__name__, "versions": library_versions(), **about},
+        run={
+            "model": type(model).__name__,
+            "versions": library_versions(),
+            **describe_strategy(named[applied]),
+            **about,
+        },
     )
     return folder
+
+
+def describe_strategy(strategy: Strategy) -> dict[str, Any]:
+    """What a card tells of the strategy whose weights are shipped: its rule, and how BatchNorm followed them."""
+    if isinstance(strategy.recalibrate, Recalibration):
+        batchnorm = "recalibrate"
+    else:
+        batchnorm = "average" if strategy.average.average_buffers else "copy"
+    return {
+        "rule": strategy.name,
+        "batchnorm": batchnorm if has_batchnorm(strategy.model) else None,
+        "bn_batches": getattr(strategy.recalibrate, "limit", None),
+    }
 
 
 def _check_applied(model: Any, name: str, strategy: Strategy) -> None:
@@ -134,8 +153,9 @@ def _whole_history(run: Path) -> dict[str, Any]:
     if "run" not in content and (run / RESULTS).exists():
         content["run"] = json.loads((run / RESULTS).read_text(encoding="utf-8"))
     if "batchnorm" not in content.setdefault("run", {}):
-        # All that trains without telling recalibrates.
-        content["run"]["batchnorm"] = "recalibrate" if _has_batchnorm(run) else None
+        # `aswa-hf train` always recalibrates; of others it is not known.
+        treatment = "recalibrate" if (run / SETTINGS).exists() else "unknown"
+        content["run"]["batchnorm"] = treatment if _has_batchnorm(run) else None
     return content
 
 

@@ -248,7 +248,7 @@ class ASWACallback(TrainerCallback):
                 metric=self.score.label,
                 greater_is_better=self.greater_is_better,
                 applied=shipped,
-                run=describe_run(self._bound(), self.strategies, self._metrics, self.score, self._options),
+                run=describe_run(self._bound(), self.strategies, self._metrics, self.score, shipped),
             )
         except OSError as error:
             # The weights are in the model: a full disk must not take them away.

@@ -14,10 +14,11 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.utils import logging
 
 from aswa_hf.averaging import unwrap
+from aswa_hf.batchnorm import has_batchnorm
 from aswa_hf.card import PICTURE
 from aswa_hf.checkpoint import library_versions
 from aswa_hf.hub import HubError, push_to_hub
-from aswa_hf.hub_files import check_repo_id, write_card
+from aswa_hf.hub_files import check_repo_id, describe_strategy, write_card
 from aswa_hf.metrics import Score
 from aswa_hf.shadows import Metrics
 from aswa_hf.sharding import is_sharded
@@ -46,7 +47,7 @@ def describe_run(
     strategies: Mapping[str, Strategy],
     metrics: Mapping[str, Metrics],
     score: Score,
-    options: Mapping[str, Any],
+    shipped: str | None,
 ) -> dict[str, Any]:
     """What a card tells of a run beside its decisions; `metrics` are those of each strategy's weights."""
     args = trainer.args
@@ -55,7 +56,6 @@ def describe_run(
     kg = getattr(trainer, "kg", None)
     logged = [log["train_runtime"] for log in trainer.state.log_history if "train_runtime" in log]
     epochs = float(trainer.state.epoch or 0)
-    has_statistics = any(name.endswith("running_mean") for name, _ in base.named_buffers())
     about = {
         "task": "link-prediction" if kg is not None else _task(base),
         "dataset": kg.name if kg is not None else _dataset_name(trainer),
@@ -77,12 +77,19 @@ def describe_run(
         {
             **{name: value for name, value in about.items() if value is not None},
             "strategies": results,
-            "batchnorm": options["batchnorm"] if has_statistics else None,
-            "bn_batches": options["bn_batches"],
+            **(describe_strategy(strategies[shipped]) if shipped else _own_weights(trainer)),
             "versions": library_versions(),
         }
     )
     return found
+
+
+def _own_weights(trainer: Trainer) -> dict[str, Any]:
+    """What is told of a run that ends with the weights the Trainer leaves in the model."""
+    batchnorm = "copy" if has_batchnorm(unwrap(trainer.model)) else None
+    if trainer.args.load_best_model_at_end and trainer.state.best_model_checkpoint:
+        return {"rule": "best-checkpoint", "best_by": trainer.args.metric_for_best_model, "batchnorm": batchnorm}
+    return {"rule": "last", "batchnorm": batchnorm}
 
 
 def _final_metrics(name: str, strategy: Strategy, metrics: Metrics | None, score: Score) -> dict[str, Any]:

@@ -184,7 +184,79 @@ def test_the_weights_of_snapshots_are_those_of_the_file_by_epoch(tmp_path):
         seed=1,
     )
     assert "| 0.5–1 | 0.1250 |\n| 2 | 0.7500 |\n" in text
-    assert "They average 3 of the run's 4 snapshots" in text
+    assert (
+        "They are an exponential moving average of the running weights, whatever the validation accuracy was" in text
+    )
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ("aswa", "decided whether to take the running weights into the average (once)"),
+        ("best", "the snapshot with the best validation accuracy"),
+        ("last", "the running model's weights at the end of training"),
+        ("swa", "the mean of 2 of the 2 snapshots, whatever the validation accuracy was"),
+        ("of-a-user", "They average 2 of the 2 snapshots.\n"),
+    ],
+)
+def test_a_strategy_is_described_by_its_rule_whatever_its_name(rule, said, tmp_path):
+    trajectories = {"mine": history(Decision.INIT, Decision.SOFT)}
+    text = card_of(tmp_path, trajectories=trajectories, applied="mine", rule=rule)
+    assert "the mine weights of a training run" in text
+    assert said in text
+    chosen = "The validation split chose mine, whose figures on it are therefore optimistic."
+    assert (chosen in text) == (rule in ("aswa", "best"))
+    assert ("chose none of these weights." in text) == (rule not in ("aswa", "best"))
+
+
+def test_only_what_validation_chose_has_optimistic_figures(tmp_path):
+    both = {name: {split: {"accuracy": 0.5} for split in ("validation", "test")} for name in ("aswa", "best", "ema")}
+    said = (
+        "chose the best epoch (early stopping) and ASWA, whose figures on it are therefore optimistic; the test split"
+    )
+    assert said in card_of(tmp_path, strategies=both, applied="ema", trajectories={"ema": history(Decision.INIT)})
+
+
+def test_an_average_of_one_snapshot_is_not_called_a_mean(tmp_path):
+    text = card_of(tmp_path, trajectories={"aswa": history(Decision.INIT, Decision.REJECT)})
+    assert "The\nweights in this repository are one of the 2 snapshots: in the end nothing was averaged." in text
+    assert "the mean of" not in text
+
+
+def test_checkpoints_that_were_averaged_are_named_and_not_called_a_run(tmp_path):
+    save_trajectories(
+        tmp_path / "aswa_trajectory.json",
+        {"greedy": history(Decision.INIT, Decision.SOFT, Decision.REJECT)},
+        metric="accuracy",
+        greater_is_better=True,
+        applied="greedy",
+        checkpoints=["checkpoint-10", "checkpoint-20", "checkpoint-30"],
+        run={"command": "mine", "batchnorm": "unknown"},
+    )
+    text = str(render(read_card_data(tmp_path, "me/model")))
+    assert "the greedy soup weights of 3 checkpoints.**\nThey average 2 of the 3 snapshots.\n" in text
+    assert "All rows come from 3 checkpoints; the row in bold" in text
+    assert "| checkpoint | weight of each snapshot, α |" in text
+    assert "| checkpoint-10–checkpoint-20 | 0.5000 |" in text
+    assert "run" not in text.split("## Use")[0].split("---")[-1]
+
+
+def test_a_row_that_is_not_there_is_not_said_to_be_bold(tmp_path):
+    text = card_of(tmp_path, applied=None, strategies=scores(aswa=0.5, swa=0.6), rule="last")
+    assert "All rows come from one training run. \n" in text
+    assert "**0." not in text
+
+
+def test_a_configuration_that_is_not_of_transformers_is_not_loaded_with_it(tmp_path):
+    assert "from transformers import" not in card_of(tmp_path, config={"width": 3}, model="Net")
+
+
+def test_how_a_link_predictor_was_ranked_is_told_only_if_it_was_so(tmp_path):
+    config = {"model_type": "kge", "num_entities": 3, "num_relations": 2, "inverse_relations": True}
+    assert "Every triple is ranked" in card_of(tmp_path, config=config, task="link-prediction")
+    text = card_of(tmp_path, config=config, seed=1)
+    assert "3 entities, 2 relations" in text
+    assert "Every triple is ranked" not in text
 
 
 @pytest.mark.parametrize(
@@ -194,6 +266,7 @@ def test_the_weights_of_snapshots_are_those_of_the_file_by_epoch(tmp_path):
         ("recalibrate", "computed anew on training data (7 batches)"),
         ("average", "averaged like the weights"),
         ("copy", "are the running model's"),
+        ("unknown", "is not known"),
     ],
 )
 def test_a_card_says_how_batchnorm_was_treated(batchnorm, said, tmp_path):

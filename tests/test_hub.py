@@ -237,6 +237,7 @@ def test_a_model_of_any_loop_is_pushed_with_the_history_of_its_weights(hub, tmp_
     pushed = files(hub)
     assert set(pushed) == {"README.md", "aswa_trajectory.json", "config.json", "model.safetensors", "trajectory.png"}
     assert b"| **ASWA** | **0.6000** |" in pushed["README.md"]
+    assert b"The statistics of BatchNorm layers are the running model's." in pushed["README.md"]
     trajectories, told = read_history(write(pushed, tmp_path / "downloaded"))
     assert trajectories == {"aswa": aswa.trajectory}
     assert told["run"]["seed"] == 3

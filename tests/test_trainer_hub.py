@@ -12,6 +12,7 @@ from safetensors.torch import load
 from training import accuracy, make_trainer, weights_of, with_aswa
 from transformers import Trainer
 
+from aswa_hf import ASWA
 from aswa_hf.hub import HubError
 
 HISTORY = {"README.md", "aswa_trajectory.json", "trajectory.png"}
@@ -84,7 +85,7 @@ def test_the_callback_pushes_the_ensemble_once_in_one_commit(kind, metric, expec
     assert f"| **ASWA** | **{score:.4f}** |" in card
     for name, label in (("swa", "SWA"), ("ema", "EMA"), ("last", "the last epoch")):
         assert f"| {label} | {callback.strategies[name].score:.4f} |" in card
-    assert "The run has no results on a test split." in card
+    assert "There are no results on a test split." in card
     assert ("LinkPredictor" in card, "timm.create_model" in card) == (kind == "kvsall", kind == "timm")
     assert ("computed anew on training data" in card) == (kind in ("timm", "conv"))
 
@@ -180,7 +181,28 @@ def test_a_run_that_keeps_its_running_weights_says_so(hub, tmp_path):
     trainer.train()
     card = files(hub)["README.md"].decode()
     assert "the last epoch weights of a training run" in card
+    assert "They are the running model's weights at the end of training; nothing is averaged." in card
     assert "| ASWA |" in card
+
+
+def test_a_run_that_ends_with_the_trainers_best_checkpoint_says_so(hub, tmp_path):
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "accuracy", "save_strategy": "epoch"}
+    trainer = make_trainer("text", tmp_path, num_train_epochs=3, hub_model_id="user/model", **best)
+    with_aswa(trainer, metric="accuracy", apply=None, push_to_hub=True)
+    trainer.train()
+    card = files(hub)["README.md"].decode()
+    assert "the best checkpoint weights of a training run" in card
+    assert "They are those of the checkpoint with the best accuracy, which the Trainer loads at the end" in card
+
+
+def test_a_strategy_given_as_a_function_is_described_as_it_is(hub, tmp_path):
+    trainer = trainer_of("conv", tmp_path)
+    strategies = {"mine": lambda model: ASWA(model, batchnorm="average", hard_updates=False)}
+    with_aswa(trainer, metric="loss", strategies=strategies, apply="mine", push_to_hub="user/model")
+    trainer.train()
+    card = files(hub)["README.md"].decode()
+    assert "Adaptive Stochastic Weight Averaging looked at the validation loss" in card
+    assert "The statistics of BatchNorm layers were averaged like the weights." in card
 
 
 def test_of_two_processes_one_pushes_and_a_failure_stops_neither(hub, tmp_path, monkeypatch):
