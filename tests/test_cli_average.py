@@ -136,6 +136,19 @@ def test_the_evaluation_of_our_link_predictors_is_found_by_itself(kge_run, run_h
     assert "examples, but 'countries-s3' has" in err
 
 
+def test_a_run_that_keeps_its_checkpoints_is_averaged_by_itself(run_here, tmp_path):
+    options = {"scorer": "distmult", "dim": 4, "batch_size": 1024, "lr": 0.1, "scheme": "kvsall", "p": 0, "q": 1}
+    run = tmp_path / "run"
+    train_kge(
+        dataset="countries", output_dir=run, epochs=4, strategies=["last"], seed=0, resume=False, keep=3, **options
+    )
+    status, out, err = run_here(run, "-o", "averaged", "--json")
+    assert status == 0, err
+    found = json.loads(out)
+    assert [row["name"] for row in found["checkpoints"]] == [f"checkpoint-{step}" for step in (2, 3, 4)]
+    assert found["results"].keys() == {"validation", "test"}
+
+
 def test_image_runs_are_judged_on_their_own_split_with_recalibrated_statistics(run_here, tmp_path):
     options = {"recipe_name": None, "batch_size": 100, "lr": None, "fge": False, "fge_cycle": None, "image_size": 32}
     options |= {"augment": None, "val_ratio": 0.3, "train_size": 300, "bn_batches": 2, "precision": "fp32", "seed": 0}

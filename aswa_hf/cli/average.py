@@ -6,7 +6,6 @@ import importlib
 import json
 import os
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,7 +61,7 @@ def average(
     from aswa_hf.existing import average_checkpoints
 
     score = None if evaluate is None else _function(evaluate)
-    with _quiet_libraries(), _plain_warnings(), _bar() as progress:
+    with _quiet_libraries(), _bar() as progress:
         result = average_checkpoints(
             checkpoints[0] if len(checkpoints) == 1 else checkpoints,
             score,
@@ -116,19 +115,6 @@ def _quiet_libraries() -> Iterator[None]:
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     yield
-
-
-@contextmanager
-def _plain_warnings() -> Iterator[None]:
-    """Warnings as one line each, without a place in the source."""
-
-    def show(message: Warning | str, *about: Any, **more: Any) -> None:
-        typer.echo(f"aswa-hf: {message}", err=True)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", UserWarning)
-        warnings.showwarning = show
-        yield
 
 
 @contextmanager

@@ -73,6 +73,7 @@ def train_image(
     precision: str,
     seed: int,
     resume: bool,
+    keep: int = 1,
 ) -> dict[str, Any]:
     """Trains an image classifier and fills its run folder; gives what results.json holds."""
     console = run_console()
@@ -104,7 +105,7 @@ def train_image(
     console.print(f"{dataset}: {parts} images, {classes} classes, {size}×{size} pixels")
     console.print(f"{model_name} by recipe {recipe_name}: {recipe.summary()}")
 
-    options: dict[str, Any] = {"seed": seed, "disable_tqdm": True, "save_strategy": "steps", "save_total_limit": 1}
+    options: dict[str, Any] = {"seed": seed, "disable_tqdm": True, "save_strategy": "steps", "save_total_limit": keep}
     args = image_arguments(output_dir, recipe, precision=precision, **options)
     trainer = ImageTrainer(model, args, recipe, train_dataset=images["train"], eval_dataset=images["validation"])
     if "swa" in factories:
@@ -143,6 +144,7 @@ def train_image(
     if fge:
         start = time.perf_counter()
         options |= {"precision": precision, "num_train_epochs": recipe.fge_epochs, "eval_strategy": "no"}
+        options["save_total_limit"] = 1
         results["fge"] = _fge(model, image_arguments(fge_folder, recipe, **options), recipe, images, console)
         seconds["fge"] = time.perf_counter() - start
     content = write_results(

@@ -45,6 +45,7 @@ def train_kge(
     strategies: list[str],
     seed: int,
     resume: bool,
+    keep: int = 1,
 ) -> dict[str, Any]:
     """Trains a link predictor and fills its run folder; gives what results.json holds."""
     console = run_console()
@@ -61,7 +62,7 @@ def train_kge(
         seed=seed,
         disable_tqdm=True,
         save_strategy="steps",
-        save_total_limit=1,
+        save_total_limit=keep,
     )
     trainer = KGETrainer(model, args, kg, scheme=scheme)
     callback = ASWACallback(trainer, metric="mrr", strategies=strategies, apply=strategies[0])

@@ -36,6 +36,7 @@ def kge(
     q: Annotated[int, typer.Option(min=0, help="Keci: base vectors that square to −1.")] = 1,
     strategies: Annotated[str, typer.Option(help="Which to keep, the first to ship.")] = "aswa,swa,ema,best,last",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the weights and the batches.")] = 0,
+    keep: Annotated[int, typer.Option(min=1, help="Checkpoints to keep, one for each tenth of the run.")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint of the run.")] = False,
 ) -> None:
     """Train a link predictor on a knowledge graph and rank the test triples with each strategy's weights.
@@ -59,6 +60,7 @@ def kge(
             q=q,
             strategies=_names(strategies),
             seed=seed,
+            keep=keep,
             resume=resume,
         )
 
@@ -84,6 +86,7 @@ def image(
     bn_batches: Annotated[int | None, typer.Option(min=1, help="Batches to recalibrate BatchNorm on (all).")] = None,
     precision: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the split, the weights and the batches.")] = 0,
+    keep: Annotated[int, typer.Option(min=1, help="Checkpoints to keep, one for each tenth of the run.")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint of the run.")] = False,
 ) -> None:
     """Train a timm model on images and test it with each strategy's weights.
@@ -112,5 +115,6 @@ def image(
             bn_batches=bn_batches,
             precision=precision,
             seed=seed,
+            keep=keep,
             resume=resume,
         )
