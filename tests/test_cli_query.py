@@ -139,6 +139,7 @@ def test_a_run_without_final_weights_says_which_it_compares(run_folder, tmp_path
         (["evaluate", "RUN"], "Give the graph with --dataset"),
         (["evaluate", "RUN", "--queries", "all"], "Give the graph with --dataset"),
         (["evaluate", "RUN", "--dataset", "countries", "--queries", "2p,9p"], "Unknown shape '9p'"),
+        (["evaluate", "RUN", "--queries", "none.parquet", "--split", "train"], "--split train is for ranking triples"),
         (["evaluate", "RUN", "--queries", "none.parquet"], "no file of queries at none.parquet"),
         (["evaluate", "RUN", "--dataset", "countries", "--strategies", "awsa"], "no weights of a strategy 'awsa'"),
     ],

@@ -53,6 +53,8 @@ def evaluate(
 
     if dataset is None and (queries is None or not _is_file(queries)):
         raise ValueError("Give the graph with --dataset: a folder of triples, countries, or a Hub dataset.")
+    if queries is not None and split != "test":
+        raise ValueError(f"--split {split} is for ranking triples; --queries come with answers of their own.")
     kg = None if dataset is None else load_kg(dataset)
     predictor = LinkPredictor.from_pretrained(model, kg=kg)
     asked = None if queries is None else _queries(queries, kg, per_shape, seed)
