@@ -206,7 +206,7 @@ def test_a_strategy_is_described_by_its_rule_whatever_its_name(rule, said, tmp_p
     assert said in text
     chosen = "The validation split chose mine, whose figures on it are therefore optimistic."
     assert (chosen in text) == (rule in ("aswa", "best"))
-    assert ("chose none of these weights." in text) == (rule not in ("aswa", "best"))
+    assert ("None of these weights were chosen by their scores." in text) == (rule not in ("aswa", "best"))
 
 
 def test_only_what_validation_chose_has_optimistic_figures(tmp_path):
@@ -245,6 +245,14 @@ def test_a_row_that_is_not_there_is_not_said_to_be_bold(tmp_path):
     text = card_of(tmp_path, applied=None, strategies=scores(aswa=0.5, swa=0.6), rule="last")
     assert "All rows come from one training run. \n" in text
     assert "**0." not in text
+
+
+def test_fge_is_not_said_to_come_from_the_same_run(tmp_path):
+    said = (
+        "All rows come from one training run, but for FGE, which left it on the way and trained on by itself; the row"
+    )
+    assert said in card_of(tmp_path, strategies=scores(aswa=0.5, fge=0.6))
+    assert "FGE" not in card_of(tmp_path, strategies=scores(aswa=0.5, ema=0.6))
 
 
 def test_a_configuration_that_is_not_of_transformers_is_not_loaded_with_it(tmp_path):
