@@ -133,7 +133,9 @@ def train(
         logits, labels = (torch.cat(parts) for parts in zip(*outputs, strict=True))
         assert len(labels) == 60
         buffers = [buffer.clone() for buffer in model.buffers()]
-        agreed.append(all(torch.equal(b, accelerator.gather(b[None])[0]) for b in buffers))
+        # All of them first: no process may leave the others waiting when it has seen a difference.
+        firsts = [accelerator.gather(buffer[None])[0] for buffer in buffers]
+        agreed.append(all(map(torch.equal, buffers, firsts)))
         if silent and not accelerator.is_main_process:
             return None
         luck = random.Random(10 * len(agreed) + accelerator.process_index).random()
