@@ -26,22 +26,26 @@ STRATEGIES = {
 }
 
 
+def _tested(run: dict) -> dict[str, float]:
+    return {name: result["test"]["accuracy"] for name, result in run["run"]["strategies"].items()}
+
+
 def measure_demo(folder: Path) -> str:
     runs = []
     for seed in SEEDS:
         output = folder / str(seed)
         command = [sys.executable, "-m", "aswa_hf.cli", "demo", "--seed", str(seed), "--output-dir", str(output)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        runs.append(json.loads((output / "trajectory.json").read_text()))
+        runs.append(json.loads((output / "aswa_trajectory.json").read_text()))
         if seed == 0:
             (ROOT / "docs" / "trajectory.png").write_bytes((output / "trajectory.png").read_bytes())
     rows = []
     for name, label in STRATEGIES.items():
         validation = [100 * run["strategies"][name]["records"][-1]["score"] for run in runs]
-        test = [100 * run["test"][name] for run in runs]
+        test = [100 * _tested(run)[name] for run in runs]
         rows.append(f"| {label} | {_spread(validation)} | {_spread(test)} | {test[0]:.2f} |")
-    wins = [min(run["test"]["aswa"] - score for name, score in run["test"].items() if name != "aswa") for run in runs]
-    best = sum(gap > 0 for gap in wins)
+    scores = [_tested(run) for run in runs]
+    best = sum(all(test["aswa"] > score for name, score in test.items() if name != "aswa") for test in scores)
     decisions = [record["decision"] for record in runs[0]["strategies"]["aswa"]["records"]]
     members = runs[0]["strategies"]["aswa"]["records"][-1]["members"]
     return "\n".join(

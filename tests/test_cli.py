@@ -43,17 +43,19 @@ def run_here(tmp_path, monkeypatch, capsys):
 def test_demo_prints_a_table_and_writes_trajectory_and_picture(tmp_path):
     result = run("demo", "--epochs", "2", "--output-dir", "out", cwd=tmp_path)
     assert result.returncode == 0, result.stderr[-2000:]
-    trajectories, about = load_trajectories(tmp_path / "out" / "trajectory.json")
-    assert set(trajectories) == {"last", "best", "swa", "ema", "aswa"} == set(about["test"])
+    trajectories, about = load_trajectories(tmp_path / "out" / "aswa_trajectory.json")
+    tested = about["run"]["strategies"]
+    assert set(trajectories) == {"last", "best", "swa", "ema", "aswa"} == set(tested)
+    assert json.loads((tmp_path / "out" / "results.json").read_text()) == about["run"]
     assert (tmp_path / "out" / "trajectory.png").read_bytes().startswith(b"\x89PNG")
     for name, trajectory in trajectories.items():
         assert len(trajectory) == 2
         row = next(line for line in result.stdout.splitlines() if line.startswith(f"│ {name} "))
         assert f"{100 * trajectory[-1].score:.2f}" in row
-        assert f"{100 * about['test'][name]:.2f}" in row
+        assert f"{100 * tested[name]['test']['accuracy']:.2f}" in row
     # The scores are those of the strategies' weights: the last epoch's is the running model's.
     assert trajectories["last"][-1].score == trajectories["aswa"][-1].running_score
-    content = json.loads((tmp_path / "out" / "trajectory.json").read_text())
+    content = json.loads((tmp_path / "out" / "aswa_trajectory.json").read_text())
     assert all(abs(sum(s["alphas"]) - 1) < 1e-9 for s in content["strategies"].values())
 
 

@@ -242,6 +242,25 @@ def test_a_trajectory_alone_gives_its_last_scores(tmp_path):
     assert "were not tested on unseen data" in (tmp_path / "report.html").read_text()
 
 
+def test_a_trainers_folder_is_shown_by_its_own_account_and_told_apart_by_its_name(tmp_path):
+    told = {"model": "Bert", "dataset": None, "seed": 0, "epochs": 4}
+    for name, score in (("one", 0.8), ("two", 0.9)):
+        scores = {strategy: {"validation": {"loss": 0.3, "accuracy": score}} for strategy in ("aswa", "last")}
+        decided = trajectory(Decision.INIT, Decision.HARD)
+        (tmp_path / name).mkdir()
+        save_trajectories(
+            tmp_path / name / "aswa_trajectory.json",
+            {"aswa": decided},
+            metric="accuracy",
+            greater_is_better=True,
+            run={**told, "strategies": scores},
+        )
+    report = write_report([tmp_path / "one", tmp_path / "two"], tmp_path / "report.html")["tasks"][0]
+    assert report["metric"] == "accuracy"  # what decided, though the Trainer tells the loss first
+    means = {(r["model"], r["strategy"]): r["mean"] for r in report["results"] if r["metric"] == "accuracy"}
+    assert means == {("one", "aswa"): 0.8, ("one", "last"): 0.8, ("two", "aswa"): 0.9, ("two", "last"): 0.9}
+
+
 BROKEN = {
     "a list": ("[1]", "holds a list"),
     "no JSON": ("{", "is not a JSON file"),

@@ -24,7 +24,9 @@ DESCRIPTIONS = {
 
 
 def demo(
-    output_dir: Annotated[Path, typer.Option(help="Folder for the trajectory and its picture.")] = Path("aswa-demo"),
+    output_dir: Annotated[Path, typer.Option(help="Folder for the trajectory, its picture and the results.")] = Path(
+        "aswa-demo"
+    ),
     epochs: Annotated[int, typer.Option(min=1, help="How long to train.")] = 30,
     model: Annotated[str, typer.Option(help="Any timm model that works on 32×32 pixels.")] = "test_convnext",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the data split, the weights and the batches.")] = 0,
@@ -37,17 +39,21 @@ def demo(
 
     Example: `aswa-hf demo --epochs 20 --output-dir my-demo`
     """
+    import time
+
     from rich.console import Console
 
     from aswa_hf.cli.demo_kge import demo_kge
     from aswa_hf.cli.progress import narrated, story
-    from aswa_hf.trajectory import plot_trajectories, save_trajectories
+    from aswa_hf.cli.runs import PICTURE, draw, write_results
 
     console = Console()
     trainer, callback, test_set = _prepare(model, epochs, seed, output_dir)
     console.print(f"Training [bold]{model}[/bold] on handwritten digits, {epochs} epochs:")
+    start = time.perf_counter()
     with narrated(trainer, callback, console):
         trainer.train()
+    seconds = {"train": time.perf_counter() - start}
 
     strategies, scores = callback.strategies, {}
     for name in STRATEGIES:
@@ -55,20 +61,15 @@ def demo(
             scores[name] = trainer.evaluate(test_set, metric_key_prefix="test")["test_accuracy"]
     console.print(_table(strategies, scores))
 
-    trajectories = {name: strategy.trajectory for name, strategy in strategies.items()}
-    save_trajectories(
-        output_dir / "trajectory.json",
-        trajectories,
-        alphas={name: strategy.alphas for name, strategy in strategies.items()},
-        metric="accuracy",
-        greater_is_better=True,
-        test=scores,
-    )
-    plot_trajectories(
-        trajectories, output_dir / "trajectory.png", metric="accuracy", title=f"{model} on handwritten digits"
-    )
+    results = {
+        name: {"validation": {"accuracy": strategies[name].score}, "test": {"accuracy": test}}
+        for name, test in scores.items()
+    }
+    about = {"task": "image-classification", "dataset": "digits", "model": model, "seed": seed, "epochs": epochs}
+    write_results(output_dir, results, seconds, **about)
+    draw(output_dir, strategies, "accuracy", f"{model} on handwritten digits")
     console.print(story(strategies["aswa"]))
-    console.print(f"Written: {output_dir / 'trajectory.json'}, {output_dir / 'trajectory.png'}")
+    console.print(f"Written: {output_dir / PICTURE}; more: aswa-hf report {output_dir}", soft_wrap=True)
     demo_kge(console, output_dir, seed)
 
 
@@ -132,7 +133,7 @@ def _table(strategies: dict[str, Strategy], test: dict[str, float]) -> Any:
         strategy = strategies[name]
         in_test = f"{100 * test[name]:.2f}"
         table.add_row(
-            f"{name}  [dim]{DESCRIPTIONS[name]}[/dim]",
+            f"{name:4s}  [dim]{DESCRIPTIONS[name]}[/dim]",
             f"{100 * (strategy.score or 0):.2f}",
             f"[bold]{in_test}[/bold]" if test[name] == best else in_test,
             str(strategy.members),

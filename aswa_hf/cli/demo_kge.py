@@ -45,6 +45,5 @@ def demo_kge(console: Console, output_dir: Path, seed: int) -> None:
         answers = predictor.predict(country, kg.vocab.relations[relation], k=3)["tail"].tolist()
         mark = "[green]right[/]" if answers[0] == region else f"[red]wrong[/], it is {region}"
         console.print(f"  {country} is located in … {answers[0]} ({mark}); then {', '.join(answers[1:])}")
-    console.print(
-        f"Written: {output_dir / 'countries'}; ask it more: aswa-hf predict {output_dir / 'countries'} --help"
-    )
+    ask = f"aswa-hf predict {output_dir / 'countries'} --head france --relation neighbor"
+    console.print(f"Written: {output_dir / 'countries'}; ask it more: {ask}", soft_wrap=True)

@@ -35,7 +35,7 @@ def report(
         for comparison in task["comparisons"]:
             if comparison["metric"] == task["metric"]:
                 typer.echo(_line(task, comparison))
-    typer.echo(f"Written: {told['report']} and {len(told['pictures'])} pictures in {Path(output).stem}_files")
+    typer.echo(f"Written: {told['report']}, its pictures also in {output.with_name(f'{output.stem}_files')}")
 
 
 def _line(task: dict[str, Any], c: dict[str, Any]) -> str:

@@ -87,11 +87,11 @@ def same_scores(one: Scores, other: Scores) -> bool:
 
 
 def _read_folder(folder: Path) -> Run:
-    trajectory = next((folder / name for name in (TRAJECTORY, "trajectory.json") if (folder / name).is_file()), None)
+    trajectory = folder / TRAJECTORY
     if (folder / RESULTS).is_file():
         run = _from_results(folder / RESULTS, _read_json(folder / RESULTS), source=folder)
-        return run if trajectory is None else _with_trajectories(run, trajectory)
-    if trajectory is not None:
+        return _with_trajectories(run, trajectory) if trajectory.is_file() else run
+    if trajectory.is_file():
         return _from_trajectory(trajectory, folder)
     if any(folder.glob("checkpoint-*")):
         raise ValueError(f"The run in {folder} has no {RESULTS} yet: it was not finished. Go on with it by --resume.")
@@ -116,6 +116,10 @@ def _from_results(path: Path, content: dict[str, Any], source: Path | None = Non
         raise ValueError(
             f"{path} has no {missing[0]!r}. Expected the results.json of a run, as `aswa-hf train` writes."
         )
+    return _run(path, content, source or path)
+
+
+def _run(path: Path, content: dict[str, Any], source: Path) -> Run:
     if not isinstance(content["strategies"], dict):
         raise ValueError(f"{path}: 'strategies' must map names to results, got {content['strategies']!r}.")
     seed = content.get("seed")
@@ -124,7 +128,7 @@ def _from_results(path: Path, content: dict[str, Any], source: Path | None = Non
     scores = {name: _splits(path, name, result) for name, result in content["strategies"].items()}
     metrics = {metric for result in scores.values() for values in result.values() for metric in values}
     return Run(
-        source=str(source or path),
+        source=str(source),
         task=str(content["task"]),
         dataset=str(content["dataset"]),
         model=str(content["model"]),
@@ -161,19 +165,23 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, 
 def _from_trajectory(path: Path, source: Path) -> Run:
     """A run of which only the trajectory was kept: its own account if there is one, else the last scores."""
     trajectories, about = load_trajectories(path)
-    if isinstance(about.get("run"), dict):
-        return _with_trajectories(_from_results(path, decode_numbers(about["run"]), source=source), path)
-    metric, tested = str(about.get("metric", "score")), about.get("test")
-    scores: Scores = {}
-    for name, trajectory in trajectories.items():
-        if trajectory and trajectory[-1].score is not None:
-            scores[name] = {"validation": {metric: trajectory[-1].score}}
-            if isinstance(tested, dict) and isinstance(tested.get(name), float):
-                scores[name]["test"] = {metric: tested[name]}
+    folder = source.resolve().stem if source.is_file() else source.resolve().name
+    told = about.get("run")
+    if isinstance(told, dict) and told.get("strategies"):
+        # The callback in a Trainer of one's own knows neither the task nor the data; the folder tells such runs apart.
+        known = {key: value for key, value in decode_numbers(told).items() if value is not None}
+        model = known.get("model", "") if known.get("dataset") else folder
+        run = _run(path, {"task": "training", "dataset": "", **known, "model": model}, source)
+        return _with_trajectories(run, path)
+    metric = str(about.get("metric", "score"))
+    scores: Scores = {
+        name: {"validation": {metric: trajectory[-1].score}}
+        for name, trajectory in trajectories.items()
+        if trajectory and trajectory[-1].score is not None
+    }
     if not scores:
         raise ValueError(f"{path} has no strategy with a score. Expected the trajectory of a run.")
-    name = source.resolve().stem if source.is_file() else source.resolve().name
-    run = Run(str(source), task="training", dataset="", model=name, seed=None, scores=scores, about=about)
+    run = Run(str(source), task="training", dataset="", model=folder, seed=None, scores=scores, about=about)
     return _with_trajectories(run, path)
 
 

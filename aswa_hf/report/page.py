@@ -98,7 +98,8 @@ def _task(name: str, runs: list[Run]) -> Task:
     strategies = compare.strategies_of(runs)
     judged = splits[0] if splits[0] in compare.UNSEEN else None
     metrics = compare.metrics_of(runs, splits[0])
-    metric = next((name for name in metrics if name.startswith("average ")), metrics[0])
+    decided = [run.metric for run in runs if run.metric in metrics]
+    metric = next((name for name in metrics if name.startswith("average ")), (decided or metrics)[0])
     task = Task(name, groups, strategies, splits, judged, metric, twins, counted)
     if judged and OURS in strategies:
         task.pooled = compare.poolable(counted, metrics, judged)
