@@ -1,12 +1,14 @@
-"""Files that a killed process or a full disk leaves either as they were or complete, and mistyped names of folders."""
+"""Files that a killed process or a full disk leaves as they were or complete; JSON; mistyped names of folders."""
 
 from __future__ import annotations
 
 import difflib
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 
 @contextmanager
@@ -33,6 +35,17 @@ def write_text(path: str | Path, text: str) -> None:
     """Writes a text file in one piece."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; an error that names the file if it holds anything else."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not a JSON file ({error}). Save the model anew.") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} does not hold a JSON object. Save the model anew.")
+    return content
 
 
 def refuse_mistyped(name: str | os.PathLike[str]) -> None:

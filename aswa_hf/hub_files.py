@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from aswa_hf.batchnorm import Recalibration, has_batchnorm
 from aswa_hf.card import ADAPTER_CONFIG, CONFIG, PICTURE, RESULTS, TRAJECTORY, read_card_data, render
 from aswa_hf.checkpoint import library_versions
-from aswa_hf.files import write_text
+from aswa_hf.files import read_object, write_text
 from aswa_hf.strategy import Strategy
 from aswa_hf.trajectory import Trajectory, load_trajectories, plot_trajectories, save_trajectories
 
@@ -197,8 +197,8 @@ def check_run(run: Path) -> None:
         _has_batchnorm(run)
     except SafetensorError as error:
         raise ValueError(f"The weights in {run} are damaged ({error}). Save the model anew.") from None
-    config = _read_json(run / CONFIG)
-    _read_json(run / ADAPTER_CONFIG)
+    config = _read_if_there(run / CONFIG)
+    _read_if_there(run / ADAPTER_CONFIG)
     if lost := [name for name in _needed(run, config) if not (run / name).exists()]:
         raise ValueError(f"{run} lacks {', '.join(lost)}: nobody could load its model. Save it anew.")
     if config.get("model_type") == "kge":
@@ -207,7 +207,7 @@ def check_run(run: Path) -> None:
 
 def _needed(run: Path, config: Mapping[str, Any]) -> list[str]:
     """The files without which a model with these weights and this configuration cannot be loaded."""
-    needed = set(_read_json(run / INDEX).get("weight_map", {}).values())
+    needed = set(_read_if_there(run / INDEX).get("weight_map", {}).values())
     if (run / WHOLE_WEIGHTS[2]).exists():
         needed.add(ADAPTER_CONFIG)
     if (run / SETTINGS).exists():  # all that `aswa-hf train` trains has one
@@ -232,17 +232,8 @@ def _check_vocabulary(run: Path, config: Mapping[str, Any]) -> None:
             )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, empty if there is no such file."""
-    if not path.exists():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}). Save the model anew.") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is damaged (it holds a {type(content).__name__}). Save the model anew.")
-    return content
+def _read_if_there(path: Path) -> dict[str, Any]:
+    return read_object(path) if path.exists() else {}
 
 
 def last_checkpoint(run: Path) -> Path:

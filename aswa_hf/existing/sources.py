@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aswa_hf.existing.tensors import WEIGHTS, Checkpoint, check_same_tensors, read_checkpoint
-from aswa_hf.files import refuse_mistyped
+from aswa_hf.files import read_object, refuse_mistyped
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -101,11 +100,11 @@ def _of_folder(folder: Path, name: str | None = None) -> Checkpoint:
         raise ValueError(_no_weights(folder, [path.name for path in folder.iterdir()]))
     _refuse_quantized(folder)
     number = int(folder.name.rpartition("-")[2]) if _is_numbered(folder) else None
-    state = _json(folder / TRAINER_STATE) if (folder / TRAINER_STATE).is_file() else {}
+    state = read_object(folder / TRAINER_STATE) if (folder / TRAINER_STATE).is_file() else {}
     place = {"step": state.get("global_step", number), "epoch": state.get("epoch")}
     checkpoint = read_checkpoint(name or folder.resolve().name, files, index, folder=folder, **place)
     if index is not None:
-        for tensor, file in _json(index)["weight_map"].items():
+        for tensor, file in read_object(index)["weight_map"].items():
             if tensor not in checkpoint.tensors or checkpoint.tensors[tensor].file.name != file:
                 raise ValueError(f"{folder / file} has no tensor {tensor!r}, which {index} says it has.")
     return checkpoint
@@ -128,7 +127,7 @@ def _weights(folder: Path) -> tuple[list[Path], Path | None]:
             return [folder / name], None
     indices = sorted(folder.glob("*.safetensors.index.json"))
     if indices:
-        shards = [folder / name for name in sorted(set(_json(indices[0]).get("weight_map", {}).values()))]
+        shards = [folder / name for name in sorted(set(read_object(indices[0]).get("weight_map", {}).values()))]
         if missing := next((shard for shard in shards if not shard.is_file()), None):
             raise ValueError(f"{missing} is missing, which {indices[0]} names. Copy or download it again.")
         return shards, indices[0]
@@ -154,21 +153,11 @@ def _pickle(path: str) -> str:
 
 
 def _refuse_quantized(folder: Path) -> None:
-    if (folder / CONFIG).is_file() and _json(folder / CONFIG).get("quantization_config"):
+    if (folder / CONFIG).is_file() and read_object(folder / CONFIG).get("quantization_config"):
         raise ValueError(
             f"{folder} holds a quantized model, whose integers cannot be averaged. Average the weights it was made "
             "of, and quantize the result."
         )
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not a JSON file ({error}).") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} does not hold a JSON object.")
-    return content
 
 
 def companions(folder: Path, weights: Sequence[Path]) -> list[Path]:
