@@ -291,12 +291,22 @@ def test_a_folder_that_is_no_run_is_named_with_what_to_do(tmp_path):
         ValueError, match=f"{tmp_path} is no run: it has neither results.json nor aswa_trajectory.json.$"
     ):
         read_run(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"nor aswa_trajectory.json.$"):
+        read_run(tmp_path)
     run_folder(tmp_path / "run", result(0.5, 0.4))
     with pytest.raises(ValueError, match=r"There are results inside: give them as .*/\*\.$"):
         read_run(tmp_path)
     (tmp_path / "begun" / "checkpoint-2").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"begun has no results\.json yet: it was not finished"):
-        read_run(tmp_path / "begun")
+        read_runs([tmp_path / "begun"])
+    # Beside a run, as runs/* gives it, it is left out and named; what is not there at all is still an error.
+    runs, notes = read_runs([tmp_path / "begun", tmp_path / "run"])
+    assert [run.source for run in runs] == [str(tmp_path / "run")]
+    assert len(notes) == 1
+    assert notes[0].startswith(f"Left out: The run in {tmp_path / 'begun'} has no results.json yet")
+    with pytest.raises(ValueError, match="nowhere does not exist"):
+        read_runs([tmp_path / "nowhere", tmp_path / "run"])
 
 
 # The page

@@ -22,6 +22,10 @@ SETTINGS = ("epochs", "dim", "recipe")
 OTHER_OPTIONS = {"--dataset", "--model", "--seed", "--output-dir", "--resume", "--strategies"}
 
 
+class NoRunError(ValueError):
+    """A folder that holds no finished run."""
+
+
 @dataclass(frozen=True)
 class Run:
     """One training run: the metrics of each strategy by split, and the trajectories if they were kept."""
@@ -45,10 +49,20 @@ class Run:
 
 
 def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
-    """The runs in a fixed order, and what is to be said about them; the same run given twice counts once."""
-    runs = sorted((read_run(path) for path in sorted(set(map(Path, paths)))), key=_place)
+    """The runs in a fixed order, and what is to be said about them; the same run given twice counts once.
+
+    Of several folders, as runs/* gives them, those that hold no finished run are left out.
+    """
+    runs, left_out = [], []
+    for path in sorted(set(map(Path, paths))):
+        try:
+            runs.append(read_run(path))
+        except NoRunError as error:
+            left_out.append(error)
     if not runs:
-        raise ValueError("A report needs at least one run: a run folder, or the results.json of one.")
+        raise left_out[0] if left_out else ValueError("A report needs at least one run: a run folder, or its results.")
+    runs.sort(key=_place)
+    notes = [f"Left out: {error}" for error in left_out]
     kept, twice = [], []
     for _, same in groupby(runs, key=_place):
         first, *others = same
@@ -63,7 +77,7 @@ def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
                 kept[-1] = replace(other, source=first.source)
             twice.append(f"{other.source} is {first.source}")
     told = twice[0] if len(twice) == 1 else f"{len(twice)} of them, the first: {', '.join(twice[:1])}"
-    return _named_apart(kept), [f"Runs that were given twice count once ({told})."] if twice else []
+    return _named_apart(kept), notes + [f"Runs that were given twice count once ({told})."] * bool(twice)
 
 
 def read_run(path: str | Path) -> Run:
@@ -94,10 +108,17 @@ def _read_folder(folder: Path) -> Run:
     if trajectory.is_file():
         return _from_trajectory(trajectory, folder)
     if any(folder.glob("checkpoint-*")):
-        raise ValueError(f"The run in {folder} has no {RESULTS} yet: it was not finished. Go on with it by --resume.")
-    inside = any((child / RESULTS).is_file() or child.suffix == ".json" for child in folder.iterdir())
+        raise NoRunError(f"The run in {folder} has no {RESULTS} yet: it was not finished. Go on with it by --resume.")
+    inside = any((child / RESULTS).is_file() or _is_result(child) for child in folder.iterdir())
     hint = f" There are results inside: give them as {folder}/*." if inside else ""
-    raise ValueError(f"{folder} is no run: it has neither {RESULTS} nor {TRAJECTORY}.{hint}")
+    raise NoRunError(f"{folder} is no run: it has neither {RESULTS} nor {TRAJECTORY}.{hint}")
+
+
+def _is_result(path: Path) -> bool:
+    try:
+        return path.suffix == ".json" and "strategies" in _read_json(path)
+    except ValueError:
+        return False
 
 
 def _read_json(path: Path) -> dict[str, Any]:
