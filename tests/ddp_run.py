@@ -1,6 +1,6 @@
-"""One Trainer job under `torchrun`: each rank writes what it ended with to FOLDER/rank<r>.safetensors and .json.
+"""One Trainer job on two processes: each rank writes what it ended with to FOLDER/rank<r>.safetensors and .json.
 
-ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2 ddp_run.py KIND FOLDER [--stop | --resume | --disagree]
+python forked_ranks.py ddp_run.py KIND FOLDER [--stop | --resume | --disagree]
 """
 
 import itertools
@@ -34,10 +34,8 @@ def free_port() -> int:
 
 def launch(kind: str, folder: Path, *flags: str, script: str = __file__) -> list[tuple[dict, dict]]:
     """Runs the job on two gloo processes; gives each rank's tensors and history."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
-    command += ["--master_addr", "127.0.0.1", "--master_port", str(free_port())]
     run = subprocess.Popen(
-        [*command, script, kind, str(folder), *flags],
+        [sys.executable, str(Path(__file__).with_name("forked_ranks.py")), script, kind, str(folder), *flags],
         env=os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
@@ -47,7 +45,7 @@ def launch(kind: str, folder: Path, *flags: str, script: str = __file__) -> list
     try:
         errors = run.communicate(timeout=120)[1]
     except subprocess.TimeoutExpired:
-        run.terminate()  # the launcher then ends both ranks, which have sessions of their own
+        run.terminate()  # which ends both ranks
         run.wait(60)
         raise
     assert run.returncode == 0, errors[-3000:]

@@ -61,7 +61,11 @@ def test_image_classification_compares_strategies_fge_and_both_runs(tmp_path):
 @pytest.mark.parametrize(
     ("example", "fast"),
     [
-        ("image_accelerate.py", ["--train_size", "200", "--model", "test_resnet", "--epochs", "3"]),
+        pytest.param(
+            "image_accelerate.py",
+            ["--train_size", "200", "--model", "test_resnet", "--epochs", "3"],
+            marks=pytest.mark.slow,
+        ),
         ("kge_accelerate.py", ["--dim", "8", "--batch_size", "200", "--epochs", "6"]),
     ],
 )

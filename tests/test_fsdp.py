@@ -265,7 +265,11 @@ def test_the_trainer_averages_a_model_that_transformers_has_sharded(processes, t
 
 
 @pytest.mark.parametrize(
-    ("example", "flags"), [("kge", ["--epochs", "2"]), ("image", ["--epochs", "1", "--train_size", "64"])]
+    ("example", "flags"),
+    [
+        ("kge", ["--epochs", "2"]),
+        pytest.param("image", ["--epochs", "1", "--train_size", "64"], marks=pytest.mark.slow),
+    ],
 )
 def test_the_examples_run_with_the_configuration_for_sharded_models(example, flags, tmp_path):
     root = Path(__file__).parent.parent
