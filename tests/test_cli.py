@@ -90,7 +90,7 @@ def test_a_link_predictor_is_trained_evaluated_asked_and_resumed(run_here, tmp_p
     assert results["command"] == "aswa-hf " + " ".join([*train, "--epochs", "20"])
     for file in ("aswa_trajectory.json", "trajectory.png", "train.log", "entities.json", "model.safetensors"):
         assert (folder / file).exists(), file
-    assert f"{results['strategies']['aswa']['test']['mrr']:.4f}" in output
+    assert f"{100 * results['strategies']['aswa']['test']['mrr']:.2f}" in output
 
     # The weights at the root of the folder are the ensemble's.
     _, output, _ = run_here("evaluate", "run", "--dataset", "countries", "--json")
@@ -155,7 +155,7 @@ def test_numbers_that_are_none_and_strategies_without_weights_do_not_spoil_the_r
         strict((tmp_path / "aswa_trajectory.json").read_text())["run"],
     ):
         assert content["strategies"] == {"last": {"validation": {"mrr": "nan"}, "test": {"mrr": "nan"}}}
-    assert results_table(found, ("mrr",), title="", label="MRR").row_count == 1
+    assert results_table(found, {"mrr": "MRR"}, "").row_count == 1
 
 
 LINKS = "kge --dataset countries --dim 8 --epochs 20 --batch-size 130"

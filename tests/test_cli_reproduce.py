@@ -102,6 +102,12 @@ def test_what_fails_is_reported_and_the_others_go_on(here, capsys):
     assert rows["countries"]["runs"] == 1
     assert (rows["WN18RR"]["ours"], rows["WN18RR"]["paper"]) == (None, 0.354)
 
+    # Where nothing can be run there is no table to show.
+    assert call("link-prediction", "--datasets", "UMLS", *asked[2:]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("UMLS is missing: there is no folder of that name in data")
+
     # Another run in the folder is not mistaken for this one.
     settings = here / "runs" / "countries-distmult-0-1" / "settings.json"
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"lr": 1.0}))
@@ -167,6 +173,7 @@ def test_images_with_fge(here, capsys):
         (["nell", "--epochs", "0"], "--epochs 0: expected whole numbers from 1 on"),
         (["nell", "--epochs", "10,20"], "the runs of table nell have one length"),
         (["nell", "--seeds", "3-1"], "--seeds '3-1' names no number"),
+        (["nell", "--train-size", "9"], "--train-size 9 is for tables of images; table nell is about knowledge"),
     ],
 )
 def test_bad_input_is_one_line(here, arguments, complaint):

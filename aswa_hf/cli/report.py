@@ -48,4 +48,5 @@ def _progress(jobs: list[Any]) -> Iterable[Any]:
     from rich.console import Console
     from rich.progress import track
 
-    return track(jobs, "drawing", transient=True, console=Console(stderr=True))
+    console = Console(stderr=True)
+    return track(jobs, "drawing", transient=True, console=console, disable=not console.is_terminal)

@@ -43,12 +43,15 @@ def reproduce(
     from aswa_hf.reproduce.grid import run_grid, state
     from aswa_hf.reproduce.runs import plan
     from aswa_hf.reproduce.show import as_terminal_tables, rows, title
-    from aswa_hf.reproduce.tables import find_dataset, find_models, find_table
+    from aswa_hf.reproduce.tables import IMAGES, find_dataset, find_models, find_table
 
     logging.set_verbosity_error()
     chosen = find_table(table)
     asked = _names(datasets) if datasets else list(chosen.datasets)
     lengths = None if epochs is None else _numbers(epochs, "--epochs", least=1)
+    for option, value in (("--train-size", train_size), ("--bn-batches", bn_batches)):
+        if value is not None and chosen.task != IMAGES:
+            raise ValueError(f"{option} {value} is for tables of images; table {table} is about knowledge graphs.")
     if lengths and len(lengths) > 1 and not chosen.by_epochs:
         raise ValueError(f"--epochs {epochs}: the runs of table {table} have one length. Give one number.")
     runs = plan(
@@ -67,7 +70,7 @@ def reproduce(
             sources[dataset] = find_dataset(chosen, dataset, data_dir)
         except ValueError as error:
             missing[dataset] = str(error)
-            console.print(f"[red]missing[/] {error}", soft_wrap=True)
+            console.print(str(error), style="red", soft_wrap=True, markup=False)
     possible = [run for run in runs if run.dataset in sources]
     if dry_run:
         states = {run.name: state(chosen, run, output_dir) if run in possible else "no data" for run in runs}
@@ -85,7 +88,7 @@ def reproduce(
                 allow_nan=False,
             )
         )
-    else:
+    elif possible:
         out = Console()
         out.print(heading, style="bold")
         for part in as_terminal_tables(chosen, content):

@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -221,7 +221,7 @@ def evaluate_strategies(
         console.print(f"{name} has taken no snapshot and is left out.")
     strategies = {name: strategy for name, strategy in strategies.items() if strategy.members}
     columns = TextColumn("evaluating {task.description}"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=2 * len(strategies))
         for name, strategy in strategies.items():
             with strategy.swapped():
@@ -262,21 +262,18 @@ def draw(output_dir: Path, strategies: Mapping[str, Strategy], metric: str, titl
         plot_trajectories(trajectories, output_dir / PICTURE, metric=metric, title=title)
 
 
-def results_table(
-    results: dict[str, Any], metrics: Sequence[str], *, title: str, label: str, percent: bool = False
-) -> Table:
-    """Validation and test metrics of each strategy, the best in the first test metric bold."""
-
-    def shown(value: float) -> str:
-        return f"{100 * value:.2f}" if percent else f"{value:.4f}"
-
+def results_table(results: dict[str, Any], metrics: Mapping[str, str], title: str) -> Table:
+    """Validation and test metrics of each strategy in percent, under their labels; the best in the first is bold."""
+    first, *_ = metrics
     table = Table(title=title)
-    for column in ("strategy", f"validation {label}", *(f"test {name}" for name in metrics)):
-        table.add_column(column, justify="left" if column == "strategy" else "right")
-    scores = [result["test"][metrics[0]] for result in results.values()]
+    table.add_column("strategy")
+    for split, labels in (("validation", [metrics[first]]), ("test", metrics.values())):
+        for label in labels:
+            table.add_column(f"{split}\n{label}".strip(), justify="right")
+    scores = [result["test"][first] for result in results.values()]
     best = max((score for score in scores if math.isfinite(score)), default=None)
     for name, result in results.items():
-        test = [shown(result["test"][metric]) for metric in metrics]
-        style = "bold" if result["test"][metrics[0]] == best else None
-        table.add_row(name, shown(result["validation"][metrics[0]]), *test, style=style)
+        shown = [result["validation"][first], *(result["test"][metric] for metric in metrics)]
+        style = "bold" if result["test"][first] == best else None
+        table.add_row(name, *(f"{100 * value:.2f}" for value in shown), style=style)
     return table

@@ -162,7 +162,7 @@ def train_image(
         example=example,
     )
     draw(output_dir, callback.strategies, "accuracy", f"{model_name} on {Path(name).name}")
-    console.print(results_table(results, ("accuracy",), title="Accuracy (%)", label="accuracy", percent=True))
+    console.print(results_table(results, {"accuracy": ""}, "Accuracy (%)"))
     registered = "import aswa_hf.vision; " if model_name.endswith("_cifar") else ""
     code = f'{registered}timm.create_model("local-dir:{output_dir}", pretrained=True)'
     console.print(f"Written to {output_dir}; loaded by: {code}", soft_wrap=True)

@@ -29,6 +29,8 @@ from aswa_hf.trainer import ASWACallback
 from aswa_hf.trainer_files import STATE_FOLDER
 from aswa_hf.trainer_hub import link_example
 
+METRICS = {"mrr": "MRR", "hits@1": "Hits@1", "hits@3": "Hits@3", "hits@10": "Hits@10"}
+
 
 def train_kge(
     *,
@@ -51,7 +53,10 @@ def train_kge(
     console = run_console()
     checkpoint = checked_folder(output_dir, resume)
     kg = load_kg(dataset)
-    console.print(f"{kg}")
+    triples = {split: len(kg[split]) for split in kg}
+    parts = ", ".join(f"{count:,} {split}" for split, count in triples.items())
+    size = f"{kg.num_entities:,} entities, {kg.num_relations:,} relations"
+    console.print(f"{kg.name}: {parts} triples, {size}", soft_wrap=True)
     set_seed(seed)
     model = KGEModel(kg.config(scorer=scorer, dim=dim, p=p, q=q))
     args = paper_arguments(
@@ -66,7 +71,6 @@ def train_kge(
     )
     trainer = KGETrainer(model, args, kg, scheme=scheme)
     callback = ASWACallback(trainer, metric="mrr", strategies=strategies, apply=strategies[0])
-    triples = {split: len(kg[split]) for split in kg}
     settings = {
         "dataset": {"name": kg.name, **triples},
         "model": scorer,
@@ -101,7 +105,7 @@ def train_kge(
         example=link_example(model, kg),
     )
     draw(output_dir, callback.strategies, "MRR", f"{type(model).__name__} on {kg.name}")
-    title = "Filtered ranking over heads and tails"
-    console.print(results_table(results, ("mrr", "hits@1", "hits@3", "hits@10"), title=title, label="MRR"))
-    console.print(f"Written to {output_dir}; predict with: aswa-hf predict {output_dir} --head … --relation …")
+    console.print(results_table(results, METRICS, "Filtered ranking over heads and tails (%)"))
+    ask = f"aswa-hf predict {output_dir} --head … --relation …"
+    console.print(f"Written to {output_dir}; predict with: {ask}", soft_wrap=True)
     return content

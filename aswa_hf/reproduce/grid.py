@@ -42,7 +42,7 @@ def run_grid(
         console.print(f"{len(runs) - len(waiting) - len(failed)} of {len(runs)} runs are done already.")
     clock = Clock(waiting, output_dir, earlier=runs)
     columns = TextColumn("{task.description}"), BarColumn(), _Left(clock)
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("", total=len(waiting))
         for number, run in enumerate(waiting, 1):
             place = f"{number}/{len(waiting)} {run}"
