@@ -27,9 +27,11 @@ def demo(
     output_dir: Annotated[Path, typer.Option(help="Folder for the trajectory, its picture and the results.")] = Path(
         "aswa-demo"
     ),
-    epochs: Annotated[int, typer.Option(min=1, help="How long to train.")] = 30,
+    epochs: Annotated[int, typer.Option(metavar="N", min=1, help="How long to train.")] = 30,
     model: Annotated[str, typer.Option(help="Any timm model that works on 32×32 pixels.")] = "test_convnext",
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the data split, the weights and the batches.")] = 0,
+    seed: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Seed of the data split, the weights and the batches.")
+    ] = 0,
 ) -> None:
     """Train a small timm model on handwritten digits and compare five ways to choose the final weights.
 

@@ -8,11 +8,11 @@ import typer
 
 
 def predict(
-    model: Annotated[str, typer.Argument(help="A run folder, a saved model or a Hub repository.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run folder, a saved model or a Hub repository.")],
     head: Annotated[str | None, typer.Option(help="Ask for tails of (head, relation, ?).")] = None,
     relation: Annotated[str | None, typer.Option(help="The relation of the question.")] = None,
     tail: Annotated[str | None, typer.Option(help="Ask for heads of (?, relation, tail).")] = None,
-    k: Annotated[int, typer.Option("--k", "-k", min=1, help="How many answers.")] = 10,
+    k: Annotated[int, typer.Option("--k", "-k", metavar="N", min=1, help="How many answers.")] = 10,
     known: Annotated[str | None, typer.Option(help="A graph (as for train) whose triples are left out.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
 ) -> None:

@@ -23,8 +23,12 @@ def reproduce(
     ] = None,
     seeds: Annotated[str, typer.Option(help="A run for each: 0,1,2 or 0-2.")] = "0-2",
     epochs: Annotated[str | None, typer.Option(help="Another length of the runs than the paper's.")] = None,
-    train_size: Annotated[int | None, typer.Option(min=1, help="Images: train on so many of them.")] = None,
-    bn_batches: Annotated[int | None, typer.Option(min=1, help="Images: batches to recalibrate BatchNorm on.")] = None,
+    train_size: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Images: train on so many of them.")
+    ] = None,
+    bn_batches: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Images: batches to recalibrate BatchNorm on.")
+    ] = None,
     data_dir: Annotated[Path, typer.Option(help="Where the folders of the datasets are.")] = Path("data"),
     output_dir: Annotated[Path, typer.Option(help="Where the folders of the runs are.")] = Path("runs"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and what is done, run nothing.")] = False,

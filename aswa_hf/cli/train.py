@@ -27,16 +27,20 @@ def kge(
     dataset: Annotated[str, typer.Option(help="countries[-s1|-s2|-s3], a folder of triples, or a Hub dataset.")],
     output_dir: Annotated[Path, typer.Option(help="The run's folder: weights, checkpoints, results.")],
     model: Annotated[str, typer.Option(help="distmult, complex, qmult, keci, rescal or tucker.")] = "complex",
-    dim: Annotated[int, typer.Option(min=1, help="Real numbers per entity.")] = 128,
-    epochs: Annotated[int, typer.Option(min=1, help="How long to train.")] = 256,
-    batch_size: Annotated[int, typer.Option(min=1, help="Queries (or triples) per step and process.")] = 1024,
-    lr: Annotated[float, typer.Option(min=0, help="Learning rate of Adam.")] = 0.1,
+    dim: Annotated[int, typer.Option(metavar="N", min=1, help="Real numbers per entity.")] = 128,
+    epochs: Annotated[int, typer.Option(metavar="N", min=1, help="How long to train.")] = 256,
+    batch_size: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Queries (or triples) per step and process.")
+    ] = 1024,
+    lr: Annotated[float, typer.Option(metavar="X", min=0, help="Learning rate of Adam.")] = 0.1,
     scheme: Annotated[str, typer.Option(help="kvsall, 1vsall or negative_sampling.")] = "kvsall",
-    p: Annotated[int, typer.Option(min=0, help="Keci: base vectors that square to +1.")] = 0,
-    q: Annotated[int, typer.Option(min=0, help="Keci: base vectors that square to −1.")] = 1,
+    p: Annotated[int, typer.Option(metavar="N", min=0, help="Keci: base vectors that square to +1.")] = 0,
+    q: Annotated[int, typer.Option(metavar="N", min=0, help="Keci: base vectors that square to −1.")] = 1,
     strategies: Annotated[str, typer.Option(help="Which to keep, the first to ship.")] = "aswa,swa,ema,best,last",
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the weights and the batches.")] = 0,
-    keep: Annotated[int, typer.Option(min=1, help="Checkpoints to keep, one for each tenth of the run.")] = 1,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the weights and the batches.")] = 0,
+    keep: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Checkpoints to keep, one for each tenth of the run.")
+    ] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint of the run.")] = False,
 ) -> None:
     """Train a link predictor on a knowledge graph and rank the test triples with each strategy's weights.
@@ -71,22 +75,38 @@ def image(
     output_dir: Annotated[Path, typer.Option(help="The run's folder: weights, checkpoints, results.")],
     model: Annotated[str, typer.Option(help="A timm model; also vgg16_bn_cifar, …")] = "preresnet20_cifar",
     recipe: Annotated[str | None, typer.Option(help="vgg16, wrn28_10, … (the model's).")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="How long to train (as the recipe says).")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Images per step and process (recipe).")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="How long to train (as the recipe says).")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Images per step and process (recipe).")
+    ] = None,
     lr: Annotated[
-        float | None, typer.Option(min=0, help="First rate of SGD (recipe); SWA's and FGE's follow.")
+        float | None, typer.Option(metavar="X", min=0, help="First rate of SGD (recipe); SWA's and FGE's follow.")
     ] = None,
     strategies: Annotated[str, typer.Option(help="Which to keep, the first to ship.")] = "aswa,swa,ema,best,last",
     fge: Annotated[bool, typer.Option("--fge", help="Fast Geometric Ensembling too.")] = False,
-    fge_cycle: Annotated[float | None, typer.Option(min=0, help="Epochs between FGE's snapshots (recipe).")] = None,
-    image_size: Annotated[int | None, typer.Option(min=8, help="Resize images (to the model's size).")] = None,
+    fge_cycle: Annotated[
+        float | None, typer.Option(metavar="X", min=0, help="Epochs between FGE's snapshots (recipe).")
+    ] = None,
+    image_size: Annotated[
+        int | None, typer.Option(metavar="N", min=8, help="Resize images (to the model's size).")
+    ] = None,
     augment: Annotated[bool | None, typer.Option(help="Random crops and flips (but for digits).")] = None,
-    val_ratio: Annotated[float, typer.Option(help="The part of the training images kept for validation.")] = 0.05,
-    train_size: Annotated[int | None, typer.Option(min=1, help="Train on so many images, stratified.")] = None,
-    bn_batches: Annotated[int | None, typer.Option(min=1, help="Batches to recalibrate BatchNorm on (all).")] = None,
+    val_ratio: Annotated[
+        float, typer.Option(metavar="X", help="The part of the training images kept for validation.")
+    ] = 0.05,
+    train_size: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Train on so many images, stratified.")
+    ] = None,
+    bn_batches: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Batches to recalibrate BatchNorm on (all).")
+    ] = None,
     precision: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the split, the weights and the batches.")] = 0,
-    keep: Annotated[int, typer.Option(min=1, help="Checkpoints to keep, one for each tenth of the run.")] = 1,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the split, the weights and the batches.")] = 0,
+    keep: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Checkpoints to keep, one for each tenth of the run.")
+    ] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint of the run.")] = False,
 ) -> None:
     """Train a timm model on images and test it with each strategy's weights.
