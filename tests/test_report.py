@@ -206,7 +206,7 @@ def test_runs_with_other_settings_are_told_apart_and_seeds_are_not(runs_of):
     command = "aswa-hf train kge --dataset x --seed {} --output-dir {} --lr {}"
     runs = runs_of(
         result(0.5, 0.4, seed=0, command=command.format(0, "a", 0.1)),
-        result(0.6, 0.4, seed=1, command=command.format(1, "b", 0.1)),
+        result(0.6, 0.4, seed=1, command=command.format(1, "b", 0.1) + " --keep 10"),
         result(0.7, 0.4, seed=0, command=command.format(0, "c", 0.2)),
         result(0.8, 0.4, seed=0, model="qmult"),
     )

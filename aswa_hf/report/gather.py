@@ -19,7 +19,7 @@ LOWER_IS_BETTER = ("loss", "mean_rank", "perplexity", "error")
 # What tells runs of the same model on the same dataset apart, beside the seed: these, and options of the command
 # but for those that results.json tells anyway or that do not touch the training.
 SETTINGS = ("epochs", "dim", "recipe")
-OTHER_OPTIONS = {"--dataset", "--model", "--seed", "--output-dir", "--resume", "--strategies"}
+OTHER_OPTIONS = {"--dataset", "--model", "--seed", "--output-dir", "--resume", "--strategies", "--keep"}
 
 
 class NoRunError(ValueError):
