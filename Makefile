@@ -26,6 +26,7 @@ format: $(INSTALLED)
 bench: $(INSTALLED)  ## speed and memory beside the peers and the machine's limit; DATA="folder …" adds graphs
 	$(BIN)/python -m pip install --quiet --editable ".[bench]"
 	$(BIN)/python benchmarks/averaging.py
+	$(BIN)/python benchmarks/average_checkpoints.py
 	$(BIN)/python benchmarks/vision.py
 	$(BIN)/python benchmarks/kge.py --data countries $(DATA)
 	$(BIN)/python benchmarks/queries.py --data countries $(DATA)
