@@ -119,9 +119,6 @@ def decide(
             found.append(evaluate())
             return score(found[-1])
 
-        if isinstance(strategy, EMA):
-            # Since the last decision each rank has averaged the buffers of its own batches.
-            strategy.average.share_buffers()
         decision = strategy.update(score_now, score(running), step=step, epoch=epoch)
         if decision is not Decision.REJECT:
             averaged = evaluated and decision is not Decision.HARD

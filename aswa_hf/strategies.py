@@ -172,6 +172,8 @@ class EMA(Strategy):
             return self._add_snapshot(1 - self._decay(self.members), evaluate, running_score)
         if self.members == 0:
             return Outcome(Decision.REJECT, nothing, running_score)
+        # Since the last decision each rank has averaged the buffers of its own batches.
+        self.average.share_buffers()
         score = None
         if evaluate is not None:
             with self.swapped():
