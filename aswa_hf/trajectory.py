@@ -177,7 +177,7 @@ def draw_trajectories(trajectories: Mapping[str, Trajectory], *, metric: str = "
         Decision.HARD: ("tab:orange", "s", "hard: restart from running"),
         Decision.REJECT: ("tab:red", "x", "reject: unchanged"),
     }
-    _focus(axis, trajectories[main])
+    _focus(axis, trajectories[main], trajectories.values())
     low, high = axis.get_ylim()
     crowded = len(x) > 80
     scored = [(r, r.score) for r in trajectories[main] if r.score is not None]
@@ -224,13 +224,18 @@ def _unseen(hidden: list[tuple[Record, float]]) -> str:
     return f"outside the view: {where} ({' to '.join(dict.fromkeys(scores))})"
 
 
-def _focus(axis: Any, trajectory: Trajectory) -> None:
-    """Leaves the first, steep part of the curve out of view, so that the decisions can be told apart."""
+def _focus(axis: Any, trajectory: Trajectory, others: Iterable[Trajectory]) -> None:
+    """Leaves the first, steep part of the curve out of view, so that the decisions can be told apart.
+
+    What any strategy ended with stays in view: a picture must not hide that another one is ahead.
+    """
     finals = [r.score for r in trajectory if r.score is not None and math.isfinite(r.score)]
     running = [r.running_score for r in trajectory if r.running_score is not None and math.isfinite(r.running_score)]
     if len(finals) < 4 or not running:
         return
     later = sorted(running[len(running) // 4 :] + finals[len(finals) // 4 :])
     low, high = later[len(later) // 50], later[-1 - len(later) // 50]
+    ends = [o[-1].score for o in others if o and o[-1].score is not None and math.isfinite(o[-1].score)]
+    low, high = min([low, *ends]), max([high, *ends])
     margin = (high - low) * 0.15 or abs(high) * 0.05 or 1.0
     axis.set_ylim(low - margin, high + margin)

@@ -187,6 +187,13 @@ def test_what_lies_outside_the_view_is_told_and_not_marked_at_its_edge():
     assert [text.get_text() for text in axis.texts] == ["outside the view: 2 epochs, 1 to 2 (0.01 to 0.1)"]
 
 
+def test_a_strategy_that_is_ahead_stays_in_view():
+    ours = Trajectory(record(i, SOFT if i else INIT, running_score=0.3, score=0.5) for i in range(8))
+    other = Trajectory(record(i, SOFT if i else INIT, running_score=0.3, score=0.9) for i in range(8))
+    low, high = draw_trajectories({"aswa": ours, "ema": other}).axes[0].get_ylim()
+    assert low < 0.3 < 0.9 < high
+
+
 def test_drawing_leaves_the_users_figures_and_backend_alone(tmp_path):
     matplotlib.use("svg")
     figure = plt.figure()

@@ -48,7 +48,7 @@ def narrated(
 def steps_shown(trainer: Trainer, console: Console, description: str = "steps") -> Iterator[None]:
     """Shows a progress bar instead of the Trainer's own output."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    progress = Progress(*columns, console=console, transient=True)
+    progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
     class Bar(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
