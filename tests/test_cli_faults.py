@@ -92,3 +92,33 @@ def test_a_model_is_not_evaluated_on_a_graph_of_another_size():
     model = KGEModel(KGEConfig(num_entities=kg.num_entities + 1, num_relations=2, dim=4, scorer="distmult"))
     with pytest.raises(ValueError, match="The model has 276 entities and 2 relations, the graph 275 and 2"):
         evaluate_link_prediction(model, kg)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "aswa-hf: No such command 'trian'. Did you mean 'train'?"),
+        (["train", "kge"], "aswa-hf: Missing option '--dataset'."),
+        (["predict", "run", "--hed", "x"], "aswa-hf: No such option: --hed"),
+        (
+            ["train", "kge", "--dataset", "countries", "--output-dir", "run", "--epochs", "many"],
+            "aswa-hf: Invalid value",
+        ),
+    ],
+)
+def test_wrong_usage_is_one_line(arguments, message, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["aswa-hf", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith(message)
+    assert errors.count("\n") == 1
+    assert errors.rstrip().endswith("--help.")
+
+
+def test_a_command_without_arguments_shows_its_help_once(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["aswa-hf", "train"])
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().out.count("Usage:") == 1

@@ -75,19 +75,31 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     warnings.showwarning = _say
     try:
-        app()
-    except SystemExit as ended:
-        if ended.code == INTERRUPTED:
-            how = HOW_TO_GO_ON.get("".join(sys.argv[1:2]), "")
-            sys.stderr.write(f"\naswa-hf: interrupted{how}\n")
-        raise
+        status = app(standalone_mode=False)  # typer itself would draw a box around wrong usage
     except (ValueError, TypeError, OSError) as error:
         sys.exit(f"aswa-hf: {' '.join(str(error).split())}")
     except Exception as error:
+        if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+            _tell_usage(error)
+            sys.exit(error.exit_code)
         reason = _exhausted(error)
         if reason is None:
             raise
         sys.exit(f"aswa-hf: {reason}")
+    if status == INTERRUPTED:
+        how = HOW_TO_GO_ON.get("".join(sys.argv[1:2]), "")
+        sys.stderr.write(f"\naswa-hf: interrupted{how}\n")
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _tell_usage(error: Any) -> None:
+    """Wrong usage in one line; a command that was given nothing has shown its help."""
+    context: Any = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return  # printed when the error was made
+    hint = f" See {context.command_path} --help." if context else ""
+    message = " ".join(error.format_message().split())
+    sys.stderr.write(f"aswa-hf: {message}{'' if message[-1:] in '.?)' else '.'}{hint}\n")
 
 
 def _say(message: Warning | str, *place: Any, **more: Any) -> None:
