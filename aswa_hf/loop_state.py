@@ -26,21 +26,15 @@ from torch import Tensor, nn
 from aswa_hf.averaging import unwrap
 from aswa_hf.checkpoint import load_state, save_state
 from aswa_hf.distributed import agree, succeeding_together
-from aswa_hf.files import sync
+from aswa_hf.files import only_user, sync
 from aswa_hf.rng import loader_parts, rng_from_tensors, rng_state, rng_tensors, set_rng_state
 from aswa_hf.sharding import is_sharded
 from aswa_hf.strategy import Strategy
 from aswa_hf.trajectory import decode_numbers, encode_number
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
 logger = get_logger(__name__)
 
 STATE_FOLDER = "aswa"
-LOCK_FILE = ".lock"
 # torch tells of a full disk in its own way.
 SAVING_ERRORS = (OSError, SafetensorError, RuntimeError)
 
@@ -233,26 +227,12 @@ def opened(accelerator: Accelerator, root: Path | None, resume: bool) -> Iterato
             with succeeding_together(accelerator.device):
                 if accelerator.is_main_process:
                     root.mkdir(parents=True, exist_ok=True)
-                    until_left.enter_context(_locked(root))
+                    until_left.enter_context(only_user(root))
                     for left_over in root.glob(".checkpoint-*"):
                         shutil.rmtree(left_over, ignore_errors=True)
         except OSError as error:
             raise OSError(f"Checkpoints cannot be kept in {root}: {error}. Choose another checkpoint_dir.") from error
         yield _last(accelerator, root, resume)
-
-
-@contextmanager
-def _locked(root: Path) -> Iterator[None]:
-    """Keeps other processes out of a folder; the lock ends with this process, however that ends."""
-    with open(root / LOCK_FILE, "w") as file:
-        try:
-            if fcntl is not None:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            raise OSError("another run is using it") from None
-        except OSError as error:  # there are disks that know no locks
-            logger.info(f"{root} cannot be locked: {error}")
-        yield
 
 
 def _last(accelerator: Accelerator, root: Path, resume: bool) -> Path | None:

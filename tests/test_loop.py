@@ -20,9 +20,10 @@ from training import ConvNet, assert_same_tensors, image_data, weights_of
 
 from aswa_hf import ASWA, EMA
 from aswa_hf.checkpoint import save_state
+from aswa_hf.files import LOCK_FILE
 from aswa_hf.loop import TRAJECTORY_FILE, fit
 from aswa_hf.loop_setup import Stop
-from aswa_hf.loop_state import LOCK_FILE, checkpoints
+from aswa_hf.loop_state import checkpoints
 from aswa_hf.rng import rng_from_tensors, rng_state, rng_tensors, set_rng_state
 from aswa_hf.trajectory import load_trajectories
 

@@ -10,11 +10,10 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
@@ -22,7 +21,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from aswa_hf.checkpoint import library_versions
 from aswa_hf.cli.progress import narrated
-from aswa_hf.files import write_text
+from aswa_hf.files import LOCK_FILE, only_user, write_text
 from aswa_hf.rng import preserved_rng
 from aswa_hf.shadows import why_empty
 from aswa_hf.strategy import Strategy
@@ -31,7 +30,6 @@ from aswa_hf.trainer_files import TRAJECTORY_FILE
 from aswa_hf.trajectory import encode_number, plot_trajectories
 
 RESULTS, LOG, PICTURE, SETTINGS = "results.json", "train.log", "trajectory.png", "settings.json"
-LOCK = ".lock"
 
 # Checkpoints that follow each other within a second are told apart by their numbers; the Trainer warns of each.
 logging.getLogger("transformers.trainer_utils").addFilter(lambda record: "mtime" not in record.getMessage())
@@ -54,21 +52,20 @@ def sole_run(output_dir: Path) -> Iterator[None]:
         yield
         return
     output_dir.mkdir(parents=True, exist_ok=True)
-    path = output_dir / LOCK
-    lock = FileLock(path)
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        raise ValueError(
-            f"Another process is training in {output_dir}. Wait for it to end, or choose another --output-dir."
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
-        if {entry.name for entry in output_dir.iterdir()} <= {LOCK}:  # a run that was refused leaves nothing
-            path.unlink(missing_ok=True)
-            output_dir.rmdir()
+    with ExitStack() as held:
+        try:
+            held.enter_context(only_user(output_dir))
+        except BlockingIOError:
+            raise ValueError(
+                f"Another process is training in {output_dir}. Wait for it to end, or choose another --output-dir."
+            ) from None
+        try:
+            yield
+        finally:
+            held.close()
+            if {entry.name for entry in output_dir.iterdir()} <= {LOCK_FILE}:  # a run that was refused leaves nothing
+                (output_dir / LOCK_FILE).unlink(missing_ok=True)
+                output_dir.rmdir()
 
 
 def checked_folder(output_dir: Path, resume: bool) -> str | None:
