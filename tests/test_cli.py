@@ -279,9 +279,9 @@ def test_an_image_classifier_is_trained_tested_with_every_strategy_and_loaded_by
 
 
 def test_digits_are_drawn_by_class_and_tested_on_the_same_images_whatever_is_left_for_training():
-    from aswa_hf.cli.runs_image import _load
+    from aswa_hf.cli.runs_image import load_images
 
-    small, large = _load("digits", 0.2, 0, 100), _load("digits", 0.05, 0, None)
+    small, large = load_images("digits", 0.2, 0, 100), load_images("digits", 0.05, 0, None)
     # Each digit is about a tenth of the 1,300 that are not for testing.
     for labels, share in [(small["train"], 10), (small["validation"], 26), (large["validation"], 6.5)]:
         counts = [labels["label"][:].count(digit) for digit in range(10)]

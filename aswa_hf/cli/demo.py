@@ -77,18 +77,14 @@ def demo(
 
 def _prepare(model: str, epochs: int, seed: int, output_dir: Path) -> tuple[Trainer, ASWACallback, Any]:
     """The trainer, its callback, and the test set."""
-    import difflib
-
-    import timm
     from transformers import Trainer, TrainingArguments, set_seed
 
     from aswa_hf.trainer import ASWACallback
+    from aswa_hf.vision.classifier import check_timm_name
     from aswa_hf.vision.data import TensorImages, load_digits
     from aswa_hf.vision.training import ImageClassifier, accuracy
 
-    if not timm.is_model(model):
-        similar = difflib.get_close_matches(model, timm.list_models(), n=5, cutoff=0.3)
-        raise ValueError(f"timm has no model {model!r}. Similar ones: {', '.join(similar)}.")
+    check_timm_name(model)
     output_dir.mkdir(parents=True, exist_ok=True)
     splits = load_digits(train=200, validation=700, seed=seed)
     digits = {name: TensorImages(split, size=32) for name, split in splits.items()}

@@ -103,12 +103,12 @@ def _link_prediction(checkpoints: Sequence[Checkpoint], settings: Mapping[str, A
 def _images(settings: Mapping[str, Any], source: str) -> Evaluation:
     from torch.utils.data import DataLoader
 
-    from aswa_hf.cli.runs_image import _load
+    from aswa_hf.cli.runs_image import load_images
     from aswa_hf.vision import ImageTensors
     from aswa_hf.vision.tensors import as_it_is
 
     try:
-        splits = _load(source, settings["val_ratio"], settings["seed"], settings["train_size"])
+        splits = load_images(source, settings["val_ratio"], settings["seed"], settings["train_size"])
     except (ValueError, OSError) as error:
         raise ValueError(
             f"The images of the run could not be loaded; give them with --dataset (dataset=). {error}"

@@ -80,7 +80,7 @@ def train_image(
     check_timm_name(model_name)
     factories: Any = named_factories(strategies)
     checkpoint = checked_folder(output_dir, resume)
-    splits = _load(dataset, val_ratio, seed, train_size)
+    splits = load_images(dataset, val_ratio, seed, train_size)
     preset = timm.get_pretrained_cfg(model_name)
     size = image_size or (preset.input_size[-1] if preset else None)
     images = {
@@ -169,7 +169,8 @@ def train_image(
     return content
 
 
-def _load(dataset: str, val_ratio: float, seed: int, train_size: int | None) -> DatasetDict:
+def load_images(dataset: str, val_ratio: float, seed: int, train_size: int | None) -> DatasetDict:
+    """The splits that a run trains and is judged on, of the built-in digits too."""
     if dataset != "digits":
         return load_cifar(dataset, val_ratio=val_ratio, seed=seed, train_size=train_size)
     check_ratio(val_ratio)
