@@ -5,14 +5,15 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from commands import outcome
 from ddp_run import free_port
 from safetensors.torch import load_file
 
-from aswa_hf.cli import main
 from aswa_hf.trajectory import load_trajectories
 
 
@@ -29,15 +30,7 @@ def run_here(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
 
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["aswa-hf", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        status, message = (1, ended.value.code) if isinstance(ended.value.code, str) else (ended.value.code, "")
-        return status or 0, printed.out, printed.err + message
-
-    return call
+    return partial(outcome, capsys)
 
 
 def test_demo_prints_a_table_and_writes_trajectory_and_picture(tmp_path):

@@ -5,13 +5,14 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
+from commands import outcome
 from safetensors.torch import load_file, save_file
 from transformers import set_seed
 
-from aswa_hf.cli import main
 from aswa_hf.cli.runs_image import train_image
 from aswa_hf.cli.runs_kge import train_kge
 from aswa_hf.hub import write_repository
@@ -26,16 +27,7 @@ def run_here(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(sys, "path", list(sys.path))
 
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["aswa-hf", "average", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        status, message = (1, ended.value.code) if isinstance(ended.value.code, str) else (ended.value.code, "")
-        return status or 0, printed.out, printed.err + message
-
-    return call
+    return partial(outcome, capsys, "average")
 
 
 @pytest.fixture(scope="module")

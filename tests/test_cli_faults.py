@@ -8,19 +8,17 @@ import time
 
 import pytest
 import torch
+from commands import call
 
-from aswa_hf.cli import main
 from aswa_hf.kge import KGEConfig, KGEModel, evaluate_link_prediction, load_kg
 
 
-def refused(monkeypatch, *arguments):
-    """What a command says in this process, which ends with an error."""
-    monkeypatch.setattr(sys, "argv", ["aswa-hf", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert isinstance(ended.value.code, str)
-    assert "\n" not in ended.value.code
-    return ended.value.code
+def refused(*arguments):
+    """What a command says that ends with an error."""
+    complaint = call(*arguments)
+    assert isinstance(complaint, str)
+    assert "\n" not in complaint
+    return complaint
 
 
 def wait_for(path, seconds=120):
@@ -30,14 +28,14 @@ def wait_for(path, seconds=120):
         time.sleep(0.05)
 
 
-def test_a_folder_is_trained_in_by_one_process_and_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch):
+def test_a_folder_is_trained_in_by_one_process_and_ctrl_c_says_how_to_go_on(tmp_path):
     run = tmp_path / "run"
     options = ["train", "kge", "--dataset", "countries", "--dim", "8", "--epochs", "3000", "--output-dir", str(run)]
     command = [sys.executable, "-m", "aswa_hf.cli", *options]
     first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ)
     try:
         wait_for(run / "train.log")
-        assert refused(monkeypatch, *options).startswith(f"aswa-hf: Another process is training in {run}.")
+        assert refused(*options).startswith(f"aswa-hf: Another process is training in {run}.")
         first.send_signal(signal.SIGINT)
         _, errors = first.communicate(timeout=60)
     finally:
@@ -45,16 +43,14 @@ def test_a_folder_is_trained_in_by_one_process_and_ctrl_c_says_how_to_go_on(tmp_
     assert first.returncode == 130
     assert errors.strip().splitlines()[-1] == "aswa-hf: interrupted; --resume goes on from the last checkpoint"
     # The folder is free again.
-    assert "there is no checkpoint" in refused(monkeypatch, *options, "--resume")
+    assert "there is no checkpoint" in refused(*options, "--resume")
 
 
-def test_a_run_that_is_refused_leaves_no_folder(tmp_path, monkeypatch):
+def test_a_run_that_is_refused_leaves_no_folder(tmp_path):
     common = "train", "kge", "--output-dir", tmp_path / "run"
-    assert "Did you mean 'countries-s3'?" in refused(monkeypatch, *common, "--dataset", "countries-s4")
-    assert "names 'aswa' twice" in refused(
-        monkeypatch, *common, "--dataset", "countries", "--strategies", "aswa, aswa"
-    )
-    memory = refused(monkeypatch, *common, "--dataset", "countries", "--dim", 10**12)
+    assert "Did you mean 'countries-s3'?" in refused(*common, "--dataset", "countries-s4")
+    assert "names 'aswa' twice" in refused(*common, "--dataset", "countries", "--strategies", "aswa, aswa")
+    memory = refused(*common, "--dataset", "countries", "--dim", 10**12)
     assert memory.startswith("aswa-hf: There is not enough memory for this (")
     assert not (tmp_path / "run").exists()
 
@@ -67,7 +63,7 @@ def test_a_full_disk_ends_a_run_in_one_line(tmp_path, monkeypatch):
 
     monkeypatch.setattr(torch, "save", save)
     common = "train", "kge", "--output-dir", tmp_path / "run", "--dataset", "countries", "--dim", 4, "--epochs", 2
-    assert "Is the disk full?" in refused(monkeypatch, *common)
+    assert "Is the disk full?" in refused(*common)
 
 
 def test_mistyped_folders_are_told_apart_from_repositories(tmp_path, monkeypatch):
@@ -78,12 +74,12 @@ def test_mistyped_folders_are_told_apart_from_repositories(tmp_path, monkeypatch
         ["train", "kge", "--dataset", "runs/umls_keci", "--output-dir", "new"],
         ["train", "image", "--dataset", "runs/umls-kec", "--output-dir", "new"],
     ):
-        assert refused(monkeypatch, *command).endswith("Did you mean runs/umls-keci?")
+        assert refused(*command).endswith("Did you mean runs/umls-keci?")
 
 
-def test_a_model_that_is_no_link_predictor_is_named(tmp_path, monkeypatch):
+def test_a_model_that_is_no_link_predictor_is_named(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "timm_wrapper"}')
-    said = refused(monkeypatch, "predict", tmp_path, "--head", "a", "--relation", "b")
+    said = refused("predict", tmp_path, "--head", "a", "--relation", "b")
     assert "holds a model of type 'timm_wrapper', which is no link predictor" in said
 
 
@@ -106,19 +102,14 @@ def test_a_model_is_not_evaluated_on_a_graph_of_another_size():
         ),
     ],
 )
-def test_wrong_usage_is_one_line(arguments, message, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["aswa-hf", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
+def test_wrong_usage_is_one_line(arguments, message, capsys):
+    assert call(*arguments) == 2
     errors = capsys.readouterr().err
     assert errors.startswith(message)
     assert errors.count("\n") == 1
     assert errors.rstrip().endswith("--help.")
 
 
-def test_a_command_without_arguments_shows_its_help_once(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["aswa-hf", "train"])
-    with pytest.raises(SystemExit):
-        main()
+def test_a_command_without_arguments_shows_its_help_once(capsys):
+    call("train")
     assert capsys.readouterr().out.count("Usage:") == 1

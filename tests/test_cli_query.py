@@ -2,15 +2,14 @@
 
 import json
 import shutil
-import sys
 from math import exp
 from pathlib import Path
 
 import pytest
 import torch
+from commands import call
 from safetensors.torch import load_file, save_file
 
-from aswa_hf.cli import main
 from aswa_hf.kge import DistMult, KGEConfig, KGVocab, generate_queries, load_kg, save_queries
 
 
@@ -20,15 +19,6 @@ def run_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "countries"
     call(*f"train kge --dataset countries --dim 8 --epochs 4 --lr 0.5 --output-dir {folder}".split())
     return str(folder)
-
-
-def call(*arguments):
-    """A command in this process; gives its exit status or its one line of complaint."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["aswa-hf", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-    return ended.value.code
 
 
 def test_a_query_is_answered_with_its_chains(run_folder, capsys):

@@ -1,21 +1,10 @@
 """Reports from the command line, over runs that were really trained."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
-
-from aswa_hf.cli import main
-
-
-def call(*arguments):
-    """A command in this process; gives its exit status or its one line of complaint."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["aswa-hf", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-    return ended.value.code
+from commands import call
 
 
 @pytest.fixture(scope="module")

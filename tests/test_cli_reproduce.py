@@ -3,26 +3,20 @@
 import json
 import os
 import signal
-import sys
 import time
+from functools import partial
 
+import commands
 import pytest
 import torch
 
 import aswa_hf.cli.runs_kge  # noqa: F401  here and not in every forked process
-from aswa_hf.cli import main
 from aswa_hf.kge import LinkPredictor, evaluate_link_prediction, load_kg
 
 COUNTRIES = ("--datasets", "countries", "--models", "complex")
 
 
-def call(*arguments):
-    """The exit status of a command in this process, or its one line of complaint."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["aswa-hf", "reproduce", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-    return ended.value.code or 0
+call = partial(commands.call, "reproduce")
 
 
 @pytest.fixture
