@@ -33,10 +33,10 @@ bench: $(INSTALLED)  ## speed and memory beside the peers and the machine's limi
 	$(BIN)/python benchmarks/distributed.py
 
 readme: $(INSTALLED)  ## measures anew what the README shows
-	$(BIN)/python docs/measure_readme.py
+	$(BIN)/python scripts/measure_readme.py
 
 tables: $(INSTALLED)  ## fills the tables of the pages from results/
-	$(BIN)/python docs/tables.py
+	$(BIN)/python scripts/tables.py
 
 # Touched only after a successful install, so an interrupted one is tried again.
 $(INSTALLED): pyproject.toml

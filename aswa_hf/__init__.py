@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from aswa_hf.averaging import WeightAverage
+    from aswa_hf.checkpoints import average_checkpoints
     from aswa_hf.ensembles import FGE, PredictionEnsemble
-    from aswa_hf.existing import average_checkpoints
     from aswa_hf.strategies import ASWA, EMA, SWA, BestCheckpoint, LastCheckpoint
     from aswa_hf.trainer import ASWACallback
     from aswa_hf.trajectory import Decision, Trajectory
@@ -35,7 +35,7 @@ _MODULES = {
     **dict.fromkeys(("Decision", "Trajectory"), "trajectory"),
     "ASWACallback": "trainer",
     "WeightAverage": "averaging",
-    "average_checkpoints": "existing",
+    "average_checkpoints": "checkpoints",
 }
 
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aswa_hf.distributed import broadcast_from_rank_0, world_size
-from aswa_hf.sharding import as_shards, is_dtensor, local_shards, part_for, refuse_unsupported_sharding, reshard
+from aswa_hf._utils.distributed import broadcast_from_rank_0, world_size
+from aswa_hf._utils.sharding import as_shards, is_dtensor, local_shards, part_for, refuse_unsupported_sharding, reshard
 
 # Pieces for weights whose dtype or device differs from the average's: small beside the weights, large beside a call.
 _CHUNK = 1 << 20

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from aswa_hf.distributed import in_step, mean_over_ranks
-from aswa_hf.rng import preserved_rng, rewound
-from aswa_hf.sharding import computing_device, is_sharded
+from aswa_hf._utils.distributed import in_step, mean_over_ranks
+from aswa_hf._utils.random_state import preserved_rng, rewound
+from aswa_hf._utils.sharding import computing_device, is_sharded
 
 Batches = Iterable[Any] | Callable[[], Iterable[Any]]
 Forward = Callable[[Any], Any]

@@ -25,10 +25,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from aswa_hf.distributed import agree, rank, succeeding_together, world_size
-from aswa_hf.files import replacing, sync, write_text
-from aswa_hf.sharding import computing_device, is_dtensor, is_first_copy, is_sharded, own_rows
-from aswa_hf.strategy import Strategy
+from aswa_hf._utils.distributed import agree, rank, succeeding_together, world_size
+from aswa_hf._utils.files import replacing, sync, write_text
+from aswa_hf._utils.sharding import computing_device, is_dtensor, is_first_copy, is_sharded, own_rows
+from aswa_hf.strategies import Strategy
 from aswa_hf.trajectory import decode_number, encode_number
 
 AVERAGE_FILE = "average.safetensors"
@@ -232,5 +232,5 @@ def _open_state(path: Path, files: ExitStack) -> tuple[dict[str, Any], dict[str,
 def __getattr__(name: str) -> Any:
     # It stands on this module and on models and data, which nothing here needs.
     if name == "average_checkpoints":
-        return import_module("aswa_hf.existing").average_checkpoints
+        return import_module("aswa_hf.checkpoints").average_checkpoints
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

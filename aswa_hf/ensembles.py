@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import RandomSampler
 
+from aswa_hf._utils.random_state import preserved_rng, rewound
 from aswa_hf.batchnorm import _to_device
-from aswa_hf.rng import preserved_rng, rewound
 
 State = Mapping[str, Tensor]
 Member = nn.Module | State | Callable[[], State]

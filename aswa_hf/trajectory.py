@@ -7,12 +7,11 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import Enum
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from aswa_hf import policy
-from aswa_hf.files import write_text
+from aswa_hf._utils.files import write_text
 
 FORMAT = "aswa-trajectory"
 VERSION = 1
@@ -137,105 +136,3 @@ def load_trajectories(path: str | Path) -> tuple[dict[str, Trajectory], dict[str
         return {name: Trajectory.from_json(s["records"]) for name, s in strategies.items()}, content
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged: {error!r}. Expected a file written by aswa-hf.") from None
-
-
-def plot_trajectories(
-    trajectories: Mapping[str, Trajectory], path: str | Path, *, metric: str = "score", title: str = ""
-) -> None:
-    """Draws running and ensemble scores over the run, with ASWA's soft, hard and reject decisions marked."""
-    draw_trajectories(trajectories, metric=metric, title=title).savefig(path, dpi=130)
-
-
-def draw_trajectories(trajectories: Mapping[str, Trajectory], *, metric: str = "score", title: str = "") -> Any:
-    """The picture of a run as a matplotlib figure: scores above, the weight α of each snapshot below."""
-    # Not pyplot: a notebook's own figures and backend stay as they are.
-    from matplotlib.figure import Figure
-
-    main = "aswa" if "aswa" in trajectories else next(iter(trajectories))
-    figure = Figure(figsize=(9, 5.6), layout="constrained")
-    axis, weights = figure.subplots(2, 1, height_ratios=[5, 1], sharex=True)
-    x = [_position(record) for record in trajectories[main]]
-
-    def line(scores: Iterable[float | None], **style: Any) -> None:
-        axis.plot(x, [math.nan if s is None or not math.isfinite(s) else s for s in scores], **style)
-
-    line((r.running_score for r in trajectories[main]), color="0.55", lw=1.2, marker=".", ms=4, label="running model")
-    for name, style in (("swa", (0, (1, 1))), ("ema", (0, (4, 2)))):
-        if name in trajectories and name != main:
-            axis.plot(
-                [_position(r) for r in trajectories[name] if r.score is not None],
-                [r.score for r in trajectories[name] if r.score is not None],
-                color="tab:purple" if name == "swa" else "#8a8a10",
-                ls=style,
-                lw=1.3,
-                label=name.upper(),
-            )
-    line((r.score for r in trajectories[main]), color="tab:blue", lw=2.2, label=f"{main.upper()} ensemble")
-    marks = {
-        Decision.INIT: ("tab:blue", "o", "init"),
-        Decision.SOFT: ("tab:green", "^", "soft: average taken"),
-        Decision.HARD: ("tab:orange", "s", "hard: restart from running"),
-        Decision.REJECT: ("tab:red", "x", "reject: unchanged"),
-    }
-    _focus(axis, trajectories[main], trajectories.values())
-    low, high = axis.get_ylim()
-    crowded = len(x) > 80
-    scored = [(r, r.score) for r in trajectories[main] if r.score is not None]
-    for decision, (color, marker, label) in marks.items():
-        points = [(_position(r), score) for r, score in scored if r.decision is decision and low <= score <= high]
-        if points:
-            axis.scatter(
-                *zip(*points, strict=True),
-                color=color,
-                marker=marker,
-                s=12 if crowded else 42,
-                linewidths=0.5 if crowded else None,
-                # Side by side, the marks of a long row of rejects would hide the ensemble's line.
-                zorder=1.9 if crowded and decision is Decision.REJECT else 3,
-                label=label,
-            )
-    hidden = [(r, score) for r, score in scored if not low <= score <= high]
-    if hidden:
-        paper = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 2}
-        note = {"transform": axis.transAxes, "ha": "right", "fontsize": 8, "color": "0.35", "bbox": paper}
-        axis.text(0.99, 0.03, _unseen(hidden), **note)
-    axis.set_ylabel(f"validation {metric}")
-    axis.set_title(title or "Adaptive Stochastic Weight Averaging")
-    axis.grid(alpha=0.25)
-    figure.legend(fontsize=8, loc="outside lower center", ncols=4)
-
-    width = min((b - a for a, b in pairwise(x)), default=1.0) * 0.8
-    weights.bar(x, trajectories[main].alphas, width=width, color="tab:blue", alpha=0.7)
-    weights.set_ylabel("α")
-    weights.set_xlabel("epoch")
-    weights.set_ylim(bottom=0)
-    return figure
-
-
-def _position(record: Record) -> float:
-    return record.index + 1 if record.epoch is None else record.epoch
-
-
-def _unseen(hidden: list[tuple[Record, float]]) -> str:
-    """Says which decisions lie outside the view, and how far."""
-    epochs = [f"{_position(record):g}" for record, _ in (hidden[0], hidden[-1])]
-    where = f"epoch {epochs[0]}" if len(hidden) == 1 else f"{len(hidden)} epochs, {epochs[0]} to {epochs[1]}"
-    scores = [f"{score:.4g}" for _, score in (hidden[0], hidden[-1])]
-    return f"outside the view: {where} ({' to '.join(dict.fromkeys(scores))})"
-
-
-def _focus(axis: Any, trajectory: Trajectory, others: Iterable[Trajectory]) -> None:
-    """Leaves the first, steep part of the curve out of view, so that the decisions can be told apart.
-
-    What any strategy ended with stays in view: a picture must not hide that another one is ahead.
-    """
-    finals = [r.score for r in trajectory if r.score is not None and math.isfinite(r.score)]
-    running = [r.running_score for r in trajectory if r.running_score is not None and math.isfinite(r.running_score)]
-    if len(finals) < 4 or not running:
-        return
-    later = sorted(running[len(running) // 4 :] + finals[len(finals) // 4 :])
-    low, high = later[len(later) // 50], later[-1 - len(later) // 50]
-    ends = [o[-1].score for o in others if o and o[-1].score is not None and math.isfinite(o[-1].score)]
-    low, high = min([low, *ends]), max([high, *ends])
-    margin = (high - low) * 0.15 or abs(high) * 0.05 or 1.0
-    axis.set_ylim(low - margin, high + margin)

@@ -54,7 +54,7 @@ def aswa(files: list[Path], output: Path) -> None:
 
 
 def nothing(files: list[Path], output: Path) -> None:
-    import aswa_hf.existing  # noqa: F401
+    import aswa_hf.checkpoints  # noqa: F401
 
 
 ROWS = {function.__name__: function for function in (nothing, read_once, naive, uniform, aswa)}

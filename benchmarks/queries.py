@@ -26,9 +26,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from aswa_hf.kge import KGEModel, LinkPredictor, Query, generate_queries, load_kg
-from aswa_hf.kge.answering import BeamSearch, by_structure
-from aswa_hf.kge.odds import lowest
-from aswa_hf.kge.queries import SHAPES, Structure
+from aswa_hf.kge.queries.answering import BeamSearch, by_structure
+from aswa_hf.kge.queries.language import SHAPES, Structure
+from aswa_hf.kge.queries.truth import lowest
 
 K = 10
 ONE_BY_ONE = 50

@@ -35,7 +35,7 @@ from torchvision.transforms import v2
 from tqdm import tqdm
 
 from aswa_hf.vision import ImageTensors, as_it_is, load_cifar
-from aswa_hf.vision.tensors import normalise
+from aswa_hf.vision.images import normalise
 
 AIM = 20_000
 IMAGES = 4096

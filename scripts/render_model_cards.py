@@ -16,9 +16,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from aswa_hf.card import CONFIG, PICTURE, TRAJECTORY, read_card_data, render
-from aswa_hf.files import write_text
-from aswa_hf.hub_files import CARD, write_repository
+from aswa_hf._utils.files import write_text
+from aswa_hf.hub.card import CONFIG, PICTURE, TRAJECTORY, read_card_data, render
+from aswa_hf.hub.repository import CARD, write_repository
 
 ROOT = Path(__file__).resolve().parent.parent / "model_cards"
 OWNER = "your-name"

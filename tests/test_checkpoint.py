@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from places import HELPERS
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -147,7 +148,7 @@ def test_scores_that_are_not_finite_are_strict_json_and_come_back(tmp_path):
 
 
 def fail_to_save(scenario: str, folder: Path) -> dict:
-    script = Path(__file__).with_name("failing_saves.py")
+    script = HELPERS / "failing_saves.py"
     run = subprocess.run(
         [sys.executable, script, scenario, folder], capture_output=True, text=True, timeout=120, check=False
     )

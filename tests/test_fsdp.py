@@ -6,13 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import fsdp_jobs
 import pytest
 import torch
 from ddp_run import free_port
 from fsdp_run import TOKENS, Processes, in_bfloat16, make_net, plain_walk, snapshot, strategies, walk
+from places import ROOT
 from safetensors.torch import load_file
 from torch import nn
 
@@ -272,7 +272,7 @@ def test_the_trainer_averages_a_model_that_transformers_has_sharded(processes, t
     ],
 )
 def test_the_examples_run_with_the_configuration_for_sharded_models(example, flags, tmp_path):
-    root = Path(__file__).parent.parent
+    root = ROOT
     command = [sys.executable, "-m", "accelerate.commands.launch"]
     command += ["--config_file", root / "examples" / "configs" / "fsdp2_8gpu.yaml", "--num_processes", "2"]
     command += ["--main_process_port", str(free_port()), root / "tests" / "sharded_on_cpu.py"]

@@ -12,7 +12,8 @@ import pytest
 from matplotlib import pyplot as plt
 
 from aswa_hf import Decision, Trajectory
-from aswa_hf.trajectory import Record, draw_trajectories, load_trajectories, plot_trajectories, save_trajectories
+from aswa_hf.plotting import draw_trajectories, plot_trajectories
+from aswa_hf.trajectory import Record, load_trajectories, save_trajectories
 
 INIT, HARD, SOFT, REJECT = Decision.INIT, Decision.HARD, Decision.SOFT, Decision.REJECT
 

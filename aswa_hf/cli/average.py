@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from aswa_hf.existing import AveragedCheckpoints, Progress
+    from aswa_hf.checkpoints import AveragedCheckpoints, Progress
 
 
 def average(
@@ -58,7 +58,7 @@ def average(
 
     Example: `aswa-hf average me/model@step-100,step-200,main --strategy uniform --output-dir averaged`
     """
-    from aswa_hf.existing import average_checkpoints
+    from aswa_hf.checkpoints import average_checkpoints
 
     score = None if evaluate is None else _function(evaluate)
     with _quiet_libraries(), _bar() as progress:

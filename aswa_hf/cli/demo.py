@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from transformers import Trainer
 
-    from aswa_hf.strategy import Strategy
+    from aswa_hf.strategies import Strategy
     from aswa_hf.trainer import ASWACallback
 
 STRATEGIES = ("last", "best", "swa", "ema", "aswa")
@@ -46,8 +46,8 @@ def demo(
     from rich.console import Console
 
     from aswa_hf.cli.demo_kge import demo_kge
-    from aswa_hf.cli.progress import narrated, story
-    from aswa_hf.cli.runs import PICTURE, draw, write_results
+    from aswa_hf.experiments.progress import narrated, story
+    from aswa_hf.experiments.running import PICTURE, draw, write_results
 
     console = Console()
     trainer, callback, test_set = _prepare(model, epochs, seed, output_dir)

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from transformers import set_seed
 
-from aswa_hf.cli.progress import narrated, story
+from aswa_hf.experiments.progress import narrated, story
 from aswa_hf.kge import ComplEx, KGETrainer, LinkPredictor, load_kg, paper_arguments
 from aswa_hf.trainer import ASWACallback
 

@@ -92,7 +92,7 @@ def _queries(asked: str, kg: KnowledgeGraph | None, per_shape: int, seed: int) -
     from datasets import concatenate_datasets
 
     from aswa_hf.kge import generate_queries, load_queries
-    from aswa_hf.kge.queries import SHAPES, shape_structure
+    from aswa_hf.kge.queries.language import SHAPES, shape_structure
 
     if kg is None or _is_file(asked):
         return load_queries(asked)
@@ -123,8 +123,8 @@ def _with_weights(predictor: LinkPredictor, run: str, names: list[str]) -> Itera
 def _weights_file(run: Path) -> Path:
     """Where a run keeps the weights of its strategies: at its end, else at its last checkpoint."""
     from aswa_hf.checkpoint import AVERAGE_FILE
-    from aswa_hf.cli.runs import last_whole_checkpoint
-    from aswa_hf.trainer_files import STATE_FOLDER
+    from aswa_hf.experiments.running import last_whole_checkpoint
+    from aswa_hf.trainer.files import STATE_FOLDER
 
     if (run / STATE_FOLDER / AVERAGE_FILE).is_file():
         return run / STATE_FOLDER / AVERAGE_FILE

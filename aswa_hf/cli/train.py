@@ -47,8 +47,8 @@ def kge(
 
     Example: `aswa-hf train kge --dataset countries --model keci --epochs 100 --output-dir runs/countries`
     """
-    from aswa_hf.cli.runs import sole_run
-    from aswa_hf.cli.runs_kge import train_kge
+    from aswa_hf.experiments.kge import train_kge
+    from aswa_hf.experiments.running import sole_run
 
     with sole_run(output_dir):
         train_kge(
@@ -113,8 +113,8 @@ def image(
 
     Example: `aswa-hf train image --dataset digits --epochs 20 --val-ratio 0.3 --fge --output-dir runs/digits`
     """
-    from aswa_hf.cli.runs import sole_run
-    from aswa_hf.cli.runs_image import train_image
+    from aswa_hf.experiments.image import train_image
+    from aswa_hf.experiments.running import sole_run
 
     with sole_run(output_dir):
         train_image(

@@ -2,14 +2,14 @@
 
 from transformers import AutoConfig, AutoModel
 
-from aswa_hf.kge.answering import answer_query
 from aswa_hf.kge.configuration_kge import KGEConfig
 from aswa_hf.kge.data import KGVocab, KnowledgeGraph, load_kg
 from aswa_hf.kge.modeling_kge import RESCAL, ComplEx, DistMult, Keci, KGEModel, QMult, TuckER
 from aswa_hf.kge.predict import LinkPredictor
-from aswa_hf.kge.queries import And, Hop, Or, Query
-from aswa_hf.kge.query_data import generate_queries, load_queries, save_queries
-from aswa_hf.kge.query_ranking import evaluate_queries
+from aswa_hf.kge.queries.answering import answer_query
+from aswa_hf.kge.queries.language import And, Hop, Or, Query
+from aswa_hf.kge.queries.ranking import evaluate_queries
+from aswa_hf.kge.queries.sampling import generate_queries, load_queries, save_queries
 from aswa_hf.kge.ranking import evaluate_link_prediction
 from aswa_hf.kge.training import KGETrainer, paper_arguments
 

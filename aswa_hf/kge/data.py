@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 from datasets import Dataset, DatasetDict
 
-from aswa_hf.files import refuse_mistyped
+from aswa_hf._utils.files import refuse_mistyped
+from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.kge.configuration_kge import KGEConfig
 from aswa_hf.kge.reading import COLUMNS, SUFFIXES, Triples, from_table, read_triples
 from aswa_hf.kge.vocab import KGVocab
-from aswa_hf.strategy import warn_caller
 
 __all__ = ["KGVocab", "KnowledgeGraph", "load_kg"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aswa_hf.files import refuse_mistyped
+from aswa_hf._utils.files import refuse_mistyped
 from aswa_hf.kge.configuration_kge import KGEConfig
 from aswa_hf.kge.data import KGVocab, KnowledgeGraph
 from aswa_hf.kge.modeling_kge import KGEModel

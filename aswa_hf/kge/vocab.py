@@ -16,7 +16,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from transformers import FeatureExtractionMixin
 from transformers.utils import cached_file
 
-from aswa_hf.files import write_text
+from aswa_hf._utils.files import write_text
 
 FILES = {"entities": "entities.json", "relations": "relations.json"}
 

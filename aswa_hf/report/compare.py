@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import fmean
 
-from aswa_hf.card import STRATEGIES
+from aswa_hf.hub.card import STRATEGIES
 from aswa_hf.report.gather import Run, same_scores
 from aswa_hf.report.statistics import Spread, holm, rounded, signed_rank, spread, win_tie_loss
 

@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from aswa_hf.card import RESULTS, TRAJECTORY
+from aswa_hf.hub.card import RESULTS, TRAJECTORY
 from aswa_hf.trajectory import FORMAT, Trajectory, decode_numbers, load_trajectories
 
 Scores = dict[str, dict[str, dict[str, float]]]

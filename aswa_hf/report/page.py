@@ -7,16 +7,17 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from aswa_hf.card import STRATEGIES
-from aswa_hf.files import replacing, write_text
+from aswa_hf._utils.files import replacing, write_text
+from aswa_hf.hub.card import STRATEGIES
+from aswa_hf.plotting import as_png, draw_comparison, draw_gains, draw_trajectories
 from aswa_hf.report import compare
 from aswa_hf.report.compare import ALL, OURS, Behind, Comparison, Groups, Pair
 from aswa_hf.report.gather import Run, read_runs
-from aswa_hf.report.pictures import comparison_picture, gains_picture, trajectory_picture
 from aswa_hf.report.statistics import Spread
 from aswa_hf.trajectory import Decision, encode_number
 
@@ -149,23 +150,37 @@ def _jobs(task: Task) -> list[tuple[str, Callable[[], bytes]]]:
     """The pictures to draw: the name of the file, and the drawing."""
     jobs: list[tuple[str, Callable[[], bytes]]] = []
 
-    def add(key: str, name: str, draw: Callable[..., bytes], *given: Any) -> None:
+    def add(key: str, name: str, draw: Callable[[], Any]) -> None:
         taken = set(task.pictures.values())
         stem = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
         file = next(f for i in range(1, len(taken) + 2) if (f := f"{stem}{f'-{i}' if i > 1 else ''}.png") not in taken)
         task.pictures[key] = file
-        jobs.append((file, lambda: draw(*given)))
+        jobs.append((file, lambda: as_png(draw())))
 
     if task.judged:
-        given = task.counted, task.strategies, task.judged, task.metric
-        add("comparison", f"{task.name} comparison", comparison_picture, *given)
+        add("comparison", f"{task.name} comparison", partial(_draw_comparison, task))
     if len(task.counted) > 1 and task.metric in task.comparisons:
-        add("gains", f"{task.name} gains", gains_picture, task.comparisons[task.metric], task.judged)
+        add("gains", f"{task.name} gains", partial(_draw_gains, task))
     for run in task.runs:
         if run.trajectories:
             seed = "" if run.seed is None else run.seed
-            add(run.source, f"{task.name} {run.dataset} {run.model} {seed}", trajectory_picture, run)
+            draw = partial(draw_trajectories, run.trajectories, metric=run.metric, title=run.title)
+            add(run.source, f"{task.name} {run.dataset} {run.model} {seed}", draw)
     return jobs
+
+
+def _draw_comparison(task: Task) -> Any:
+    def column(name: str) -> list[tuple[float, float] | None]:
+        found = [task.spread(pair, name, str(task.judged), task.metric) for pair in task.counted]
+        return [(one.mean, one.std or 0.0) if one else None for one in found]
+
+    columns = {name: column(name) for name in task.strategies}
+    return draw_comparison(list(task.counted), columns, f"{task.judged} {task.metric}")
+
+
+def _draw_gains(task: Task) -> Any:
+    rows = {one.other: (list(one.gains.values()), one.median) for one in task.comparisons[task.metric]}
+    return draw_gains(rows, f"gain of ASWA in {task.judged} {task.metric} (left of 0: ASWA is worse)")
 
 
 def story(run: Run) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from aswa_hf._utils.files import write_text
 from aswa_hf.checkpoint import library_versions
-from aswa_hf.files import write_text
 from aswa_hf.reproduce.runs import CONSOLE, Run, results, said_to
 from aswa_hf.reproduce.tables import SHAPES, STRATEGIES
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from aswa_hf.cli.runs import LOG, RESULTS, SETTINGS, epochs_done, last_whole_checkpoint, sole_run
+from aswa_hf.experiments.running import LOG, RESULTS, SETTINGS, epochs_done, last_whole_checkpoint, sole_run
 from aswa_hf.reproduce.tables import KGE, STRATEGIES, Table, plain
 
 CONSOLE = "console.log"
@@ -114,11 +114,11 @@ def train(run: Run, source: str, output_dir: Path) -> None:
     }
     with sole_run(folder), said_to(folder / CONSOLE), _called_as(command(run, source, output_dir)):
         if run.task == KGE:
-            from aswa_hf.cli.runs_kge import train_kge
+            from aswa_hf.experiments.kge import train_kge
 
             train_kge(scorer=run.model, **common, **KGE_SETTINGS)
         else:
-            from aswa_hf.cli.runs_image import train_image
+            from aswa_hf.experiments.image import train_image
 
             train_image(
                 model_name=run.model,

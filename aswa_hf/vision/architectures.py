@@ -17,7 +17,7 @@ from timm.layers import ClassifierHead, SelectAdaptivePool2d
 from timm.models import build_model_with_cfg, checkpoint_seq, generate_default_cfgs, register_model
 from torch import Tensor, nn
 
-from aswa_hf.vision.tensors import CIFAR10_MEAN, CIFAR10_STD
+from aswa_hf.vision.images import CIFAR10_MEAN, CIFAR10_STD
 
 VGG_WIDTHS = (64, 128, 256, 512, 512)
 VGG_CONVOLUTIONS = {16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}

@@ -15,7 +15,7 @@ from timm.models._hub import save_config_for_hf
 from torch import Tensor
 from transformers import TimmWrapperConfig, TimmWrapperForImageClassification
 
-from aswa_hf.files import replacing
+from aswa_hf._utils.files import replacing
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 

@@ -14,9 +14,9 @@ import torch
 from datasets import Array2D, ClassLabel, Dataset, DatasetDict, Features, Image
 from torch import Tensor
 
-from aswa_hf.files import refuse_mistyped
-from aswa_hf.strategy import warn_caller
-from aswa_hf.vision.tensors import ImageTensors, as_it_is
+from aswa_hf._utils.files import refuse_mistyped
+from aswa_hf._utils.warnings import warn_caller
+from aswa_hf.vision.images import ImageTensors, as_it_is
 
 __all__ = ["ImageTensors", "TensorImages", "as_it_is", "load_cifar", "load_digits"]
 

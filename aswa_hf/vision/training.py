@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from aswa_hf.distributed import wait_for_all
+from aswa_hf._utils.distributed import wait_for_all
+from aswa_hf._utils.random_state import preserved_rng
 from aswa_hf.ensembles import FGE, State
-from aswa_hf.rng import preserved_rng
 from aswa_hf.vision.classifier import save_tensors
+from aswa_hf.vision.images import as_it_is
 from aswa_hf.vision.recipes import Recipe, swa_schedule
-from aswa_hf.vision.tensors import as_it_is
 
 
 class ImageClassifier(nn.Module):

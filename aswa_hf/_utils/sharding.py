@@ -1,0 +1,154 @@
+"""Models sharded by `fully_shard` (FSDP2): every process holds some rows of each parameter, and averages these.
+
+Between two uses of the model the rows are what counts. While a module is gathered for a forward pass, its parameters
+are other tensors, which go on being used until the module is resharded: whoever changes weights reshards first.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aswa_hf._utils.distributed import is_distributed, rank
+
+
+def reshard(model: nn.Module) -> bool:
+    """Frees gathered parameters, so that the rows of each process count; whether the model is sharded at all."""
+    sharded = False
+    if _may_be_sharded():
+        kind = sys.modules["torch.distributed.fsdp"].FSDPModule
+        for module in model.modules():
+            if isinstance(module, kind):
+                module.reshard()
+                sharded = True
+    return sharded
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether any part of the model is sharded by `fully_shard`; then saving and evaluating take all processes."""
+    if not _may_be_sharded():
+        return False
+    kind = sys.modules["torch.distributed.fsdp"].FSDPModule
+    return any(isinstance(module, kind) for module in model.modules())
+
+
+def _may_be_sharded() -> bool:
+    # Importing FSDP takes most of a second, and who has not imported it has sharded nothing.
+    return "torch.distributed.fsdp" in sys.modules and is_distributed()
+
+
+def computing_device(model: nn.Module) -> torch.device:
+    """Where the model wants its batches: sharded weights may wait in CPU memory for their use on an accelerator."""
+    parameter: Any = next(model.parameters(), None)
+    if parameter is None:
+        return torch.device("cpu")
+    return torch.device(parameter.device_mesh.device_type) if is_dtensor(parameter) else parameter.device
+
+
+def is_dtensor(tensor: Any) -> bool:
+    """Whether a tensor is one part of a larger one, with the others on other processes."""
+    return hasattr(tensor, "to_local")
+
+
+@torch.no_grad()
+def local_shards(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The rows that this process holds of each tensor, sharing its memory; a tensor that is not sharded as it is."""
+    if not _may_be_sharded():
+        return tensors
+    return {name: tensor.to_local() if is_dtensor(tensor) else tensor for name, tensor in tensors.items()}  # type: ignore[attr-defined]
+
+
+def as_shards(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rows of this process as parts of whole tensors that are sharded as `like`."""
+    return {
+        name: _as_shard(tensor, like[name]) if is_dtensor(like[name]) else tensor for name, tensor in tensors.items()
+    }
+
+
+def _as_shard(rows: Tensor, like: Any) -> Tensor:
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        rows, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
+def own_rows(tensor: Any) -> slice:
+    """Which rows of a sharded tensor this process holds."""
+    mesh, (dimension,) = tensor.device_mesh, [i for i, p in enumerate(tensor.placements) if p.is_shard()]
+    # As torch.chunk: all of one size but the last ones, which may be shorter or empty.
+    start = mesh.get_local_rank(dimension) * -(-tensor.shape[0] // mesh.size(dimension))
+    stop = min(start + len(tensor.to_local()), tensor.shape[0])
+    return slice(min(start, stop), stop)
+
+
+def is_first_copy(tensor: Any) -> bool:
+    """Whether no process with a lower coordinate holds the same rows (they are repeated in hybrid sharding)."""
+    coordinates = tensor.device_mesh.get_coordinate()
+    return not any(
+        at for at, placement in zip(coordinates, tensor.placements, strict=True) if placement.is_replicate()
+    )
+
+
+def part_for(model: Tensor, saved: Any) -> Tensor:
+    """What belongs to the rows of `model`, out of a whole saved tensor or one that is sharded itself."""
+    if not is_dtensor(model):
+        return saved.full_tensor() if is_dtensor(saved) else saved[...]
+    if is_dtensor(saved):
+        if (saved.device_mesh, saved.placements) == (model.device_mesh, model.placements):  # type: ignore[attr-defined]
+            return saved.to_local()
+        saved = saved.full_tensor()
+    return saved[own_rows(model)]
+
+
+@torch.no_grad()
+def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """The whole weights of a model on rank 0, in CPU memory, and nothing on the others; all ranks must call it.
+
+    >>> state_dict = full_state_dict(model)
+    >>> if dist.get_rank() == 0:
+    ...     model.save_pretrained(folder, state_dict=state_dict)
+    """
+    reshard(model)
+    gathered: dict[int, Tensor] = {}  # tied weights once
+    state: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in gathered:
+            # One at a time, so that only rank 0 needs room for more than one whole tensor.
+            whole = tensor.full_tensor() if is_dtensor(tensor) else tensor
+            gathered[id(tensor)] = whole.detach().to("cpu" if rank() == 0 else "meta", copy=True)
+        state[name.replace("_orig_mod.", "")] = gathered[id(tensor)]
+    return state if rank() == 0 else {}
+
+
+def refuse_unsupported_sharding(model: nn.Module, parameters: Mapping[str, Any]) -> None:
+    """Raises for weights that are split in a way other than `fully_shard` does it."""
+    advice = "Use FSDP2 (torch.distributed.fsdp.fully_shard, or fsdp_version: 2 in accelerate) or DDP."
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    for module in model.modules():
+        if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
+            raise ValueError(f"The model is wrapped in FSDP1 (FullyShardedDataParallel), which flattens it. {advice}")
+        if type(module).__module__.partition(".")[0] == "deepspeed":
+            raise ValueError(
+                f"The model is wrapped in DeepSpeed's {type(module).__name__}, which keeps the weights to itself. "
+                f"{advice}"
+            )
+    under_fsdp = is_sharded(model)
+    for name, parameter in parameters.items():
+        if hasattr(parameter, "ds_id"):
+            raise ValueError(f"Parameter {name!r} is split by DeepSpeed ZeRO-3, which is not supported. {advice}")
+        if not is_dtensor(parameter):
+            continue
+        by_rows = [type(p).__name__ == "Shard" and p.is_shard(0) for p in parameter.placements]
+        rest = [p for p, by_row in zip(parameter.placements, by_rows, strict=True) if not by_row]
+        if not under_fsdp or sum(by_rows) != 1 or not all(p.is_replicate() for p in rest):
+            raise ValueError(
+                f"Parameter {name!r} is placed as {tuple(parameter.placements)}"
+                + ("" if under_fsdp else " in a model that fully_shard() has not been called on")
+                + ". Expected whole weights, or rows as fully_shard() splits them: Shard(0), with Replicate() for "
+                "hybrid sharding. Tensor parallelism and other shard dimensions are not supported."
+            )

@@ -1,0 +1,208 @@
+"""`average_checkpoints`: from what exists already to one set of weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from aswa_hf._utils.warnings import warn_caller
+from aswa_hf.batchnorm import Batches
+from aswa_hf.checkpoints import rules
+from aswa_hf.checkpoints.evaluation import Evaluate, Evaluation, Judge, load_model, statistics_of
+from aswa_hf.checkpoints.result import AveragedCheckpoints, finish, refuse_used, scratch_folder
+from aswa_hf.checkpoints.rules import JUDGED, STRATEGIES, Ensemble, written
+from aswa_hf.checkpoints.sources import Paths, find_checkpoints
+from aswa_hf.checkpoints.tensors import Checkpoint
+from aswa_hf.strategies import BATCHNORM_POLICIES
+
+Progress = Callable[[str, int, int], None]
+"""Told what is done next, how many steps are done, and how many there are."""
+
+
+def average_checkpoints(
+    checkpoints: Paths,
+    evaluate: Evaluate | None = None,
+    strategy: str = "aswa",
+    *,
+    output: str | os.PathLike[str] | None = None,
+    revisions: Sequence[str] | None = None,
+    greater_is_better: bool = True,
+    metric: str | None = None,
+    hard_updates: bool = True,
+    start: int | float = 0,
+    decay: float = 0.7,
+    batchnorm: str | None = None,
+    train_batches: Batches | None = None,
+    bn_batches: int | None = None,
+    dataset: str | None = None,
+    load: Callable[[Path], Any] | None = None,
+    progress: Progress | None = None,
+) -> AveragedCheckpoints:
+    """Averages existing checkpoints of one model by a strategy, and writes the result to the folder `output`.
+
+    >>> average_checkpoints("trainer-output", evaluate, output="averaged")
+    >>> average_checkpoints(["a/model.safetensors", "b/model.safetensors"], strategy="uniform").state_dict()
+    >>> average_checkpoints("me/model", evaluate, "greedy", revisions=["step-100", "step-200", "main"])
+
+    `checkpoints` is a folder with `checkpoint-N`, a list of checkpoint folders or safetensors files, or a Hub
+    repository (`"me/model@v1,v2"`). `strategy` is "aswa", "greedy" or "best", which ask `evaluate`, or "swa" (from
+    `start` on: a number of checkpoints or a fraction), "ema" (`decay`), "uniform" or "last", which do not need it.
+
+    `evaluate(model)` gives the validation score of a model: a transformers model on the CPU, in evaluation mode, if
+    the checkpoints have a config that names one, otherwise the state dict. `load(folder)` replaces this. For the runs
+    of `aswa-hf train` it need not be given; `dataset` says where their data are, if they have been moved.
+
+    BatchNorm statistics of averaged weights are recomputed on `train_batches` (at most `bn_batches` of them), if they
+    are given or known, else averaged, with a warning; `batchnorm` ("recalibrate", "average", "copy") decides.
+    """
+    strategy = _checked(strategy, decay, batchnorm, evaluate)
+    if output is not None:
+        refuse_used(Path(output))
+    say = _Steps(progress)
+    found = find_checkpoints(checkpoints, revisions, report=say)
+    if strategy == "swa":
+        rules.first_included(start, len(found))
+    known = _known_evaluation(found, strategy, dataset) if evaluate is None else None
+    if known is not None:
+        evaluate, train_batches = known.score, known.batches if train_batches is None else train_batches
+        bn_batches = known.bn_batches if bn_batches is None else bn_batches
+    batchnorm = _batchnorm(found[0], strategy, batchnorm, train_batches)
+    batches = train_batches if batchnorm == "recalibrate" else None
+    judge = Judge(evaluate, _loading(load), batches, bn_batches, say.evaluating)
+    judged = strategy in JUDGED
+    look_aheads = len(found) - 1 if strategy in ("aswa", "greedy") else 0
+    say.total = len(found) + look_aheads if judged else int(evaluate is not None)
+    metric = metric or (known.metric if known else getattr(evaluate, "__name__", "score").strip("<>"))
+    with scratch_folder(output) as scratch:
+        copied = rules.unaveraged(found[0], batchnorm)
+        ensemble = Ensemble(found, judge, scratch, copied, greater_is_better)
+        _choose(ensemble, strategy, hard_updates=hard_updates, start=start, decay=decay)
+        if not judged:
+            ensemble = _judge_fixed(ensemble)
+        results: dict[str, dict[str, float]] = {}
+        mean = ensemble.mean()
+        if output is not None or known is not None:
+            final = written(mean, scratch / "result")
+            if known is not None:
+                say("evaluating the result on all splits")
+                results = judge.metrics(final, known.report)
+        total = sum(ensemble.weights)
+        shares = {i: weight / total for i, weight in zip(ensemble.members, ensemble.weights, strict=True)}
+        result = AveragedCheckpoints(
+            strategy=strategy,
+            checkpoints=[found[index].name for index in ensemble.order],
+            alphas=[shares.get(index, 0.0) for index in ensemble.order],
+            trajectory=ensemble.trajectory,
+            score=ensemble.score,
+            metric=metric,
+            evaluations=judge.evaluations,
+            folder=None if output is None else Path(output),
+            results=results,
+            mean=mean,
+        )
+        if output is not None:
+            finish(result, scratch / "result", Path(output), greater_is_better, known)
+    return result
+
+
+def _checked(strategy: str, decay: float, batchnorm: str | None, evaluate: Any) -> str:
+    name = str(strategy).lower().removesuffix("soup").rstrip("-_ ")
+    if name not in STRATEGIES:
+        raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, got {strategy!r}.")
+    if not 0 <= decay < 1:
+        raise ValueError(f"decay must be in [0, 1), got {decay}.")
+    if batchnorm is not None and batchnorm not in BATCHNORM_POLICIES:
+        raise ValueError(f"batchnorm must be one of {', '.join(BATCHNORM_POLICIES)}, got {batchnorm!r}.")
+    if evaluate is not None and not callable(evaluate):
+        raise TypeError(f"evaluate must be a function of the model, got {type(evaluate).__name__}.")
+    return name
+
+
+def _known_evaluation(found: Sequence[Checkpoint], strategy: str, dataset: str | None) -> Evaluation | None:
+    """How the checkpoints are judged, if they are those of a run of this package."""
+    from aswa_hf.experiments.evaluation import find_evaluation
+
+    try:
+        known = find_evaluation(found, dataset)
+    except (ValueError, OSError) as error:
+        if strategy in JUDGED or dataset is not None:
+            raise
+        warn_caller(f"The result is not evaluated: {error}")
+        return None
+    if known is None and strategy in JUDGED:
+        raise ValueError(
+            f"The strategy {strategy!r} asks for validation scores: give an evaluation, which is a function of the "
+            "model that returns its score. Only for runs of `aswa-hf train` is it found without."
+        )
+    return known
+
+
+def _batchnorm(checkpoint: Checkpoint, strategy: str, batchnorm: str | None, batches: Batches | None) -> str:
+    """What becomes of BatchNorm statistics; averaged ones are wrong, and it is said if nothing better can be done."""
+    if not statistics_of(checkpoint) or strategy in ("best", "last"):
+        return "copy"
+    if batchnorm == "recalibrate" and batches is None:
+        raise ValueError("batchnorm='recalibrate' needs train_batches to recompute the statistics on.")
+    if batchnorm is None and batches is None:
+        warn_caller(
+            "The model has BatchNorm layers, whose statistics belong to the weights before them. Without training "
+            "batches they are averaged too, and averaged weights look worse than they are: pass train_batches= to "
+            "recompute them, or batchnorm='average' if this is meant."
+        )
+        return "average"
+    return batchnorm or "recalibrate"
+
+
+def _loading(load: Callable[[Path], Any] | None) -> Callable[[Checkpoint], Any]:
+    if load is None:
+        return load_model
+    return lambda checkpoint: load(checkpoint.folder or checkpoint.files[0])
+
+
+def _choose(ensemble: Ensemble, strategy: str, *, hard_updates: bool, start: int | float, decay: float) -> None:
+    if strategy == "aswa":
+        rules.choose_adaptively(ensemble, hard_updates=hard_updates)
+    elif strategy == "greedy":
+        rules.choose_greedily(ensemble)
+    elif strategy == "best":
+        rules.choose_best(ensemble)
+    else:
+        rules.choose_by_order(ensemble, strategy, start=start, decay=decay)
+    if not ensemble.members:
+        raise ValueError(
+            f"None of {len(ensemble.checkpoints)} checkpoints has a finite score, so there is nothing to choose from."
+        )
+
+
+def _judge_fixed(ensemble: Ensemble) -> Ensemble:
+    """Statistics and score of an average whose weights were known before; they go into its last record."""
+    judge = ensemble.judge
+    averaged = len(ensemble.members) > 1
+    if judge.evaluate is None and not (averaged and judge.batches is not None):
+        return ensemble
+    candidate = written(ensemble.mean(), ensemble.scratch / "look-ahead")
+    if judge.evaluate is None:
+        ensemble.statistics = judge.statistics(candidate)
+    else:
+        ensemble.score, ensemble.statistics = judge.score(candidate, averaged=averaged)
+        ensemble.trajectory[-1] = replace(ensemble.trajectory[-1], score=ensemble.score)
+    return ensemble
+
+
+class _Steps:
+    """Counts what is done for the one who watches."""
+
+    def __init__(self, progress: Progress | None):
+        self.progress = progress
+        self.done, self.total = -1, 0
+
+    def __call__(self, text: str) -> None:
+        if self.progress is not None:
+            self.progress(text, max(self.done, 0), self.total)
+
+    def evaluating(self, text: str) -> None:
+        self.done += 1
+        self(text)

@@ -1,0 +1,174 @@
+"""Scores of checkpoints: loaded one at a time, their BatchNorm statistics recomputed where weights were averaged."""
+
+from __future__ import annotations
+
+import gc
+import json
+import traceback
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from aswa_hf import policy
+from aswa_hf._utils.random_state import preserved_rng
+from aswa_hf._utils.warnings import warn_caller
+from aswa_hf.averaging import persistent_buffers
+from aswa_hf.batchnorm import Batches, Recalibration
+from aswa_hf.checkpoints.sources import CONFIG
+from aswa_hf.checkpoints.tensors import Checkpoint
+
+Evaluate = Callable[[Any], Any]
+STATISTICS = (".running_mean", ".running_var")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How the checkpoints of a known kind of run are judged."""
+
+    metric: str
+    score: Evaluate
+    """The validation score of a model."""
+    report: Callable[[Any], dict[str, dict[str, float]]]
+    """The metrics of a model by split."""
+    batches: Batches | None = None
+    bn_batches: int | None = None
+    about: dict[str, Any] = field(default_factory=dict)
+
+
+def load_model(checkpoint: Checkpoint) -> Any:
+    """The transformers model of a checkpoint, if its config names one that transformers has; else its state dict."""
+    folder = checkpoint.folder
+    if folder is None or not (folder / CONFIG).is_file():
+        return checkpoint.state_dict()
+    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    load = _loader(config)
+    if load is None:
+        return checkpoint.state_dict()
+    model, about = load.from_pretrained(folder, output_loading_info=True)
+    if about["missing_keys"]:
+        raise ValueError(
+            f"{folder} does not hold all weights of {type(model).__name__}: {sorted(about['missing_keys'])[0]!r} is "
+            "missing."
+        )
+    return model.eval()
+
+
+def _loader(config: Mapping[str, Any]) -> Any:
+    """The class that loads a model with this config, if there is one."""
+    import transformers
+
+    if config.get("model_type") == "kge":
+        from aswa_hf.kge import KGEModel
+
+        return KGEModel
+    names = config.get("architectures") or []
+    if "architecture" in config and not names:
+        import aswa_hf.vision  # noqa: F401 (registers architectures with timm)
+
+        return transformers.AutoModelForImageClassification
+    return getattr(transformers, str(names[0]), None) if names else None
+
+
+@dataclass
+class Judge:
+    """Loads and scores checkpoints, and counts the evaluations; with `batches`, BatchNorm is recalibrated on them."""
+
+    evaluate: Evaluate | None
+    load: Callable[[Checkpoint], Any] = load_model
+    batches: Batches | None = None
+    bn_batches: int | None = None
+    report: Callable[[str], None] = lambda text: None
+    evaluations: int = field(default=0, init=False)
+
+    def score(self, checkpoint: Checkpoint, *, averaged: bool = False) -> tuple[float, dict[str, Tensor]]:
+        """The score of a checkpoint, and the BatchNorm statistics it was judged with, if they are new."""
+        if self.evaluate is None:
+            raise ValueError("There is no evaluation.")
+        self.report(f"evaluating {checkpoint.name}")
+        evaluate = self.evaluate
+
+        def judged(model: Any) -> tuple[float, dict[str, Tensor]]:
+            statistics = self._recalibrated(model, checkpoint) if averaged else {}
+            with preserved_rng(), _blamed(checkpoint):
+                value = evaluate(model)
+            return _number(value, checkpoint), statistics
+
+        found = self._with_model(checkpoint, judged)
+        self.evaluations += 1
+        return found
+
+    def statistics(self, checkpoint: Checkpoint) -> dict[str, Tensor]:
+        """BatchNorm statistics for averaged weights, without a score."""
+        return self._with_model(checkpoint, lambda model: self._recalibrated(model, checkpoint))
+
+    def metrics(self, checkpoint: Checkpoint, measure: Callable[[Any], Result]) -> Result:
+        """What `measure` says of the model of a checkpoint."""
+        return self._with_model(checkpoint, measure)
+
+    def _with_model(self, checkpoint: Checkpoint, use: Callable[[Any], Result]) -> Result:
+        loaded = [self.load(checkpoint)]
+        still_there = weakref.ref(loaded[0]) if isinstance(loaded[0], nn.Module) else lambda: None
+        try:
+            return use(loaded.pop())
+        finally:
+            # A model in a cycle of references would stay in memory beside the next one.
+            if still_there() is not None:
+                gc.collect()
+
+    def _recalibrated(self, model: Any, checkpoint: Checkpoint) -> dict[str, Tensor]:
+        """New statistics in the model, and a copy of them under the names of the checkpoint's files."""
+        names = statistics_of(checkpoint)
+        if self.batches is None or not names:
+            return {}
+        if not isinstance(model, nn.Module):
+            raise ValueError(
+                f"BatchNorm statistics are recomputed with a model, but the checkpoints were loaded as "
+                f"{type(model).__name__}. Pass load=, which gives the model of a checkpoint, or batchnorm='average'."
+            )
+        Recalibration(model, self.batches, limit=self.bn_batches)()
+        buffers = persistent_buffers(model)
+        return {name: _find(name, buffers).clone() for name in names}
+
+
+def statistics_of(checkpoint: Checkpoint) -> list[str]:
+    """The names of BatchNorm statistics among the tensors of a checkpoint."""
+    return [name for name in checkpoint.tensors if name.endswith(STATISTICS)]
+
+
+def _find(name: str, buffers: Mapping[str, Tensor]) -> Tensor:
+    """The buffer that is saved as `name`: a wrapper may add a prefix to the names, or leave one out."""
+    found = [key for key in buffers if key == name or key.endswith("." + name) or name.endswith("." + key)]
+    if len(found) != 1:
+        raise ValueError(f"The model has no BatchNorm statistics that are saved as {name!r}.")
+    return buffers[found[0]]
+
+
+def _number(value: Any, checkpoint: Checkpoint) -> float:
+    try:
+        score = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"evaluate must return one number, the validation score, got {type(value).__name__}: {value!r}."
+        ) from None
+    if not policy.is_usable(score):
+        warn_caller(f"The score of {checkpoint.name} is {score}: it counts as worse than any number.")
+    return score
+
+
+@contextmanager
+def _blamed(checkpoint: Checkpoint) -> Any:
+    """An error of the user's function says where it arose and with which checkpoint."""
+    try:
+        yield
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise ValueError(
+            f"evaluate failed on {checkpoint.name}: {type(error).__name__}: {error} "
+            f"({Path(place.filename).name}, line {place.lineno})"
+        ) from error

@@ -1,0 +1,220 @@
+"""Several strategies around one training run, and the number of a metrics dictionary that they follow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from aswa_hf.strategies import ASWA, BATCHNORM_POLICIES, EMA, STRATEGIES, SWA, Strategy
+from aswa_hf.trajectory import Decision
+
+Metric = str | Mapping[str, float] | Callable[[Mapping[str, float]], float]
+
+# What an evaluation reports about itself, not about the model.
+_TIMINGS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+
+
+class Score:
+    """A metric given by name (with or without `eval_`), as weights over several metrics, or as a function of all."""
+
+    def __init__(self, metric: Metric):
+        if isinstance(metric, Mapping):
+            if not metric or not all(isinstance(weight, (int, float)) for weight in metric.values()):
+                raise ValueError(f"metric as a dict maps metric names to weights, got {metric!r}.")
+        elif not isinstance(metric, str) and not callable(metric):
+            raise TypeError(
+                "metric must be a metric's name, a dict of weights over metrics, or a function of the metrics "
+                f"dictionary, got {type(metric).__name__}."
+            )
+        self.metric = metric
+
+    @property
+    def label(self) -> str:
+        """The name the score is reported under, without `eval_`."""
+        if isinstance(self.metric, str):
+            return self.metric.removeprefix("eval_")
+        name = getattr(self.metric, "__name__", "")
+        return name if name.isidentifier() else "score"
+
+    @property
+    def description(self) -> Any:
+        """What a saved score was made of, to be compared with what it is made of later."""
+        return dict(self.metric) if isinstance(self.metric, Mapping) else self.label
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys it reads of the metrics dictionary; empty if only the function knows."""
+        names = [self.metric] if isinstance(self.metric, str) else getattr(self.metric, "keys", list)()
+        return ["eval_" + name.removeprefix("eval_") for name in names]
+
+    def __call__(self, metrics: Mapping[str, float]) -> float:
+        """The score in `metrics`."""
+        for key in self.keys:
+            if key not in metrics:
+                raise ValueError(
+                    f"The metric {key!r} is not among those of the evaluation: {', '.join(sorted(metrics))}. Give the "
+                    "name of one of these as metric=, or let the evaluation return it."
+                )
+        if isinstance(self.metric, str):
+            return _number(metrics[self.keys[0]], self.keys[0])
+        if isinstance(self.metric, Mapping):
+            weights = self.metric.values()
+            return sum(w * _number(metrics[key], key) for key, w in zip(self.keys, weights, strict=True))
+        try:
+            return _number(self.metric(metrics), self.label)
+        except KeyError as error:
+            raise ValueError(
+                f"The metric function asked for {error}, which is not among the metrics of the evaluation: "
+                f"{', '.join(sorted(metrics))}."
+            ) from None
+
+    def report(self, metrics: Mapping[str, Any], name: str) -> dict[str, Any]:
+        """`metrics` of the weights of strategy `name`, under keys of their own: `eval_loss` → `eval_aswa_loss`."""
+        renamed = {
+            f"eval_{name}_{key.removeprefix('eval_')}": value
+            for key, value in metrics.items()
+            if key.startswith("eval_") and not key.endswith(_TIMINGS)
+        }
+        return renamed | {f"eval_{name}_{self.label}": self(metrics)}
+
+
+def _number(value: Any, name: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"The metric {name!r} must be one number, got {type(value).__name__}: {value!r}.") from None
+
+
+Factory = Callable[[nn.Module], Strategy]
+Metrics = dict[str, float]
+
+
+class WholeRunSWA(SWA):
+    """SWA from the first epoch on, which is what the ASWA paper compares with."""
+
+    name = "swa-all"
+
+
+NAMED: dict[str, type[Strategy]] = {**STRATEGIES, WholeRunSWA.name: WholeRunSWA}
+
+
+def named_factories(strategies: Sequence[str] | Mapping[str, Factory]) -> dict[str, Factory]:
+    """What builds each strategy, by name."""
+    if isinstance(strategies, str):
+        strategies = tuple(strategies.split(","))
+    if isinstance(strategies, Mapping):
+        if wrong := [name for name, factory in strategies.items() if not callable(factory)]:
+            raise TypeError(f"strategies[{wrong[0]!r}] must be a function that builds a strategy for a model.")
+        return dict(strategies)
+    if not strategies:
+        raise ValueError(f"Name at least one strategy of {', '.join(NAMED)}.")
+    if unknown := [name for name in strategies if name not in NAMED]:
+        raise ValueError(f"Unknown strategy {unknown[0]!r}. Known are {', '.join(NAMED)}.")
+    return {name: NAMED[name] for name in strategies}
+
+
+def check_options(
+    apply: str | None, factories: Iterable[str], batchnorm: Any, bn_batches: Any, flags: Mapping[str, Any]
+) -> None:
+    """Refuses options of a wrong kind at once, not when training has begun."""
+    if apply is not None and apply not in (names := list(factories)):
+        raise ValueError(
+            f"apply={apply!r} is not among the strategies {', '.join(names)}. Name one of them, or None to end with "
+            "the running weights."
+        )
+    if batchnorm not in BATCHNORM_POLICIES:
+        raise ValueError(f"batchnorm must be one of {', '.join(BATCHNORM_POLICIES)}, got {batchnorm!r}.")
+    if bn_batches is not None and (type(bn_batches) is not int or bn_batches < 1):
+        raise ValueError(f"bn_batches must be a number of batches, at least 1, or None for all, got {bn_batches!r}.")
+    for name, value in flags.items():
+        if value not in (True, False, None):
+            raise TypeError(f"{name} must be True or False, got {value!r}.")
+
+
+def build_strategies(
+    factories: Mapping[str, Factory],
+    model: nn.Module,
+    options: Mapping[str, Any],
+    *,
+    total: int | None = None,
+    total_steps: int | None = None,
+) -> dict[str, Strategy]:
+    """The strategies of a run; those given by name with `options`, those given as functions as these build them.
+
+    The run has `total` decision points or `total_steps` optimizer steps.
+    """
+    options = dict(options)
+    hard_updates = options.pop("hard_updates")
+    by_kind: dict[Any, dict[str, Any]] = {
+        ASWA: {"hard_updates": hard_updates},
+        # The last quarter of the run, as the SWA paper does.
+        SWA: {"start": 0.75},
+        # A short run must not be dominated by its first weights.
+        EMA: {"warmup": True},
+    }
+    strategies = {}
+    for name, factory in factories.items():
+        if isinstance(factory, type):
+            strategy = factory(model, **options, **by_kind.get(factory, {}))
+        else:
+            strategy = factory(model)
+            if not isinstance(strategy, Strategy):
+                raise TypeError(
+                    f"strategies[{name!r}] must build a strategy for a model, got {type(strategy).__name__}."
+                )
+            strategy.greater_is_better = options["greater_is_better"]
+        if isinstance(strategy, SWA) and strategy.total is None:
+            strategy.total, strategy.total_steps = total, total_steps
+        strategies[name] = strategy
+    return strategies
+
+
+def decide(
+    strategies: Mapping[str, Strategy],
+    evaluate: Callable[[], Metrics],
+    running: Metrics,
+    score: Score,
+    known: MutableMapping[str, Metrics],
+    *,
+    step: int,
+    epoch: float | None,
+) -> dict[str, Any]:
+    """One decision of every strategy, on the running model's metrics and evaluations of averaged weights.
+
+    `known` keeps the metrics of each strategy's weights. What there is to log is given back.
+    """
+    logs: dict[str, Any] = {}
+    for name, strategy in strategies.items():
+        evaluated: list[Metrics] = []
+
+        def score_now(found: list[Metrics] = evaluated) -> float:
+            found.append(evaluate())
+            return score(found[-1])
+
+        decision = strategy.update(score_now, score(running), step=step, epoch=epoch)
+        if decision is not Decision.REJECT:
+            averaged = evaluated and decision is not Decision.HARD
+            known[name] = evaluated[-1] if averaged else dict(running)
+        if isinstance(strategy, ASWA):
+            logs |= {f"{name}/decision": decision.code, f"{name}/members": strategy.members}
+    return reported(known, score) | logs
+
+
+def reported(known: Mapping[str, Metrics], score: Score) -> dict[str, Any]:
+    """The metrics of each strategy's weights, as `eval_<strategy>_<metric>`."""
+    found: dict[str, Any] = {}
+    for name, metrics in known.items():
+        found |= score.report(metrics, name)
+    return found
+
+
+def why_empty(strategy: Strategy, metric: str, otherwise: str) -> str:
+    """Why a strategy has no weights at the end of a run; `otherwise` if it never was asked for a decision."""
+    if not strategy.trajectory:
+        return otherwise
+    scores = (record.running_score for record in strategy.trajectory)
+    finite = any(score is not None and math.isfinite(score) for score in scores)
+    return "no snapshot was due" if finite else f"no decision point had a finite {metric}"

@@ -1,0 +1,6 @@
+"""The Hub: a run as a repository with its card, pushed in one commit."""
+
+from aswa_hf.hub.push import HubError, push_to_hub
+from aswa_hf.hub.repository import read_history, save_run, write_repository
+
+__all__ = ["HubError", "push_to_hub", "read_history", "save_run", "write_repository"]

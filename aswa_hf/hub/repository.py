@@ -1,0 +1,262 @@
+"""What a repository holds: the files of a run that are shipped, its history and its card."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, HFValidationError
+from huggingface_hub.utils import validate_repo_id
+from safetensors import SafetensorError, safe_open
+
+from aswa_hf._utils.files import read_object, write_text
+from aswa_hf.batchnorm import Recalibration, has_batchnorm
+from aswa_hf.checkpoint import library_versions
+from aswa_hf.hub.card import ADAPTER_CONFIG, CONFIG, PICTURE, RESULTS, TRAJECTORY, read_card_data, render
+from aswa_hf.plotting import plot_trajectories
+from aswa_hf.strategies import Strategy
+from aswa_hf.trajectory import Trajectory, load_trajectories, save_trajectories
+
+CARD, INDEX, SETTINGS = "README.md", "model.safetensors.index.json", "settings.json"
+WHOLE_WEIGHTS = ("model.safetensors", INDEX, "adapter_model.safetensors")
+WEIGHTS = (*WHOLE_WEIGHTS, "model-*.safetensors")
+# Besides the weights: configuration and its code, vocabulary, preprocessing. Nothing pickled, no checkpoints, no logs.
+SHIPPED = (
+    *WEIGHTS,
+    CONFIG,
+    ADAPTER_CONFIG,
+    "generation_config.json",
+    "configuration_*.py",
+    "modeling_*.py",
+    "entities.json",
+    "relations.json",
+    "*processor_config.json",
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "*.model",
+    "chat_template.*",
+)
+
+
+def save_run(
+    model: Any,
+    folder: str | Path,
+    strategies: Strategy | Mapping[str, Strategy],
+    *,
+    metric: str = "score",
+    applied: str | None = None,
+    processor: Any = None,
+    **about: Any,
+) -> Path:
+    """Writes a run folder for a model that was trained in any loop: its weights, and the history of its strategies.
+
+    `applied` names the strategy whose weights are in the model (the first one). `processor` is saved beside it: a
+    tokenizer, a KGVocab. `about` is what else the card shall tell: `task=`, `dataset=`, `seed=`, `command=`.
+    """
+    named = {strategies.name: strategies} if isinstance(strategies, Strategy) else dict(strategies)
+    applied = applied or next(iter(named), None)
+    if applied not in named:
+        raise ValueError(
+            f"applied must be one of the strategies ({', '.join(named) or 'none given'}), got {applied!r}."
+        )
+    _check_applied(model, applied, named[applied])
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in (model, processor):
+        if hasattr(part, "save_pretrained"):
+            part.save_pretrained(folder)
+        elif hasattr(part, "pretrained_cfg"):
+            from timm.models import _hub
+
+            _hub.save_for_hf(part, str(folder), safe_serialization=True)
+        elif part is not None:
+            raise TypeError(
+                f"A {type(part).__name__} cannot be saved for the Hub. Expected a model with save_pretrained (of "
+                "transformers or peft), or a timm model."
+            )
+    save_trajectories(
+        folder / TRAJECTORY,
+        {name: strategy.trajectory for name, strategy in named.items()},
+        alphas={name: strategy.alphas for name, strategy in named.items()},
+        metric=metric,
+        greater_is_better=named[applied].greater_is_better,
+        applied=applied,
+        run={
+            "model": type(model).__name__,
+            "versions": library_versions(),
+            **describe_strategy(named[applied]),
+            **about,
+        },
+    )
+    return folder
+
+
+def describe_strategy(strategy: Strategy) -> dict[str, Any]:
+    """What a card tells of the strategy whose weights are shipped: its rule, and how BatchNorm followed them."""
+    if isinstance(strategy.recalibrate, Recalibration):
+        batchnorm = "recalibrate"
+    else:
+        batchnorm = "average" if strategy.average.average_buffers else "copy"
+    return {
+        "rule": strategy.name,
+        "batchnorm": batchnorm if has_batchnorm(strategy.model) else None,
+        "bn_batches": getattr(strategy.recalibrate, "limit", None),
+    }
+
+
+def _check_applied(model: Any, name: str, strategy: Strategy) -> None:
+    """Refuses a model that holds other weights than its card would say."""
+    if strategy.members == 0:
+        raise ValueError(f"The {name} strategy has no weights yet. Call its update() at the end of every epoch.")
+    averaged = strategy.average.averaged
+    parameters = {key: p for key, p in strategy.model.named_parameters() if key in averaged}
+    same = all(torch.equal(averaged[key].to(p.device, p.dtype), p.detach()) for key, p in parameters.items())
+    if not same or getattr(model, "_orig_mod", model) is not strategy.model:
+        raise ValueError(f"The model does not hold the {name} weights. Call the strategy's apply() before the push.")
+
+
+def write_repository(run: str | Path, folder: str | Path, repo_id: str, **card: Any) -> Path:
+    """Writes the exact files of a repository for a run folder: weights, config, trajectory, picture, card."""
+    run, folder = Path(run), Path(folder)
+    check_repo_id(repo_id)
+    check_run(run)
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise ValueError(f"{folder} is not empty. Choose another folder, so that nothing is mixed up with it.")
+    for pattern in (*SHIPPED, PICTURE):
+        for file in run.glob(pattern):
+            shutil.copyfile(file, folder / file.name)
+    write_text(folder / TRAJECTORY, json.dumps(_whole_history(run), indent=2, allow_nan=False) + "\n")
+    write_card(folder, repo_id, **card)
+    return folder
+
+
+def write_card(folder: Path, repo_id: str, **card: Any) -> None:
+    """Adds the card to a folder with a model and its trajectory file, and the picture if there is none."""
+    if not (folder / PICTURE).exists():
+        trajectories, about = load_trajectories(folder / TRAJECTORY)
+        plot_trajectories(trajectories, folder / PICTURE, metric=about["metric"])
+    write_text(folder / CARD, str(render(read_card_data(folder, repo_id, **card))))
+
+
+def _whole_history(run: Path) -> dict[str, Any]:
+    """The trajectory file, with what the other files of the run know."""
+    content = json.loads((run / TRAJECTORY).read_text(encoding="utf-8"))
+    if "run" not in content and (run / RESULTS).exists():
+        content["run"] = json.loads((run / RESULTS).read_text(encoding="utf-8"))
+    if "batchnorm" not in content.setdefault("run", {}):
+        # `aswa-hf train` always recalibrates; of others it is not known.
+        treatment = "recalibrate" if (run / SETTINGS).exists() else "unknown"
+        content["run"]["batchnorm"] = treatment if _has_batchnorm(run) else None
+    return content
+
+
+def _has_batchnorm(run: Path) -> bool:
+    for file in {path for pattern in WEIGHTS for path in run.glob(pattern) if path.suffix == ".safetensors"}:
+        with safe_open(file, framework="pt") as tensors:
+            if any(name.endswith(".running_mean") for name in tensors.keys()):  # noqa: SIM118
+                return True
+    return False
+
+
+def check_repo_id(repo_id: str) -> None:
+    """Refuses what cannot be the name of a repository; without its owner a card could not tell how to load it."""
+    try:
+        validate_repo_id(repo_id)
+        owned = "/" in repo_id
+    except HFValidationError:
+        owned = False
+    if not owned:
+        raise ValueError(
+            f"{repo_id!r} is not the name of a repository. Expected owner/name, like me/model, of letters, digits, "
+            "'-', '_' and '.'."
+        )
+
+
+def check_run(run: Path) -> None:
+    """Refuses a folder that is no finished run, before anything is copied or sent."""
+    if not run.is_dir():
+        raise ValueError(f"There is no folder {run}. Expected a run folder, as `aswa-hf train` writes it.")
+    missing = [] if (run / TRAJECTORY).exists() else [TRAJECTORY]
+    missing += [] if any((run / name).exists() for name in WHOLE_WEIGHTS) else [WHOLE_WEIGHTS[0]]
+    if missing:
+        raise ValueError(
+            f"{run} has no {' and no '.join(missing)}: it is not a finished run. Expected a folder as `aswa-hf train` "
+            "writes it, or as Trainer.save_model() does with an ASWACallback."
+        )
+    load_trajectories(run / TRAJECTORY)
+    try:
+        _has_batchnorm(run)
+    except SafetensorError as error:
+        raise ValueError(f"The weights in {run} are damaged ({error}). Save the model anew.") from None
+    config = _read_if_there(run / CONFIG)
+    _read_if_there(run / ADAPTER_CONFIG)
+    if lost := [name for name in _needed(run, config) if not (run / name).exists()]:
+        raise ValueError(f"{run} lacks {', '.join(lost)}: nobody could load its model. Save it anew.")
+    if config.get("model_type") == "kge":
+        _check_vocabulary(run, config)
+
+
+def _needed(run: Path, config: Mapping[str, Any]) -> list[str]:
+    """The files without which a model with these weights and this configuration cannot be loaded."""
+    needed = set(_read_if_there(run / INDEX).get("weight_map", {}).values())
+    if (run / WHOLE_WEIGHTS[2]).exists():
+        needed.add(ADAPTER_CONFIG)
+    if (run / SETTINGS).exists():  # all that `aswa-hf train` trains has one
+        needed.add(CONFIG)
+    # The code of its own that a model comes with; "--" stands after the repository of code that is elsewhere.
+    classes = [name for name in config.get("auto_map", {}).values() if isinstance(name, str) and "--" not in name]
+    needed |= {f"{name.partition('.')[0]}.py" for name in classes}
+    if config.get("model_type") == "kge":
+        needed |= {"entities.json", "relations.json"}
+    return sorted(needed)
+
+
+def _check_vocabulary(run: Path, config: Mapping[str, Any]) -> None:
+    from aswa_hf.kge.vocab import KGVocab
+
+    vocab = KGVocab.from_pretrained(run)
+    for what, labels in (("entities", vocab.entities), ("relations", vocab.relations)):
+        if len(labels) != config[f"num_{what}"]:
+            raise ValueError(
+                f"{run / what}.json has {len(labels)} labels, the model {config[f'num_{what}']} {what}: they do not "
+                "belong together. Save both anew."
+            )
+
+
+def _read_if_there(path: Path) -> dict[str, Any]:
+    return read_object(path) if path.exists() else {}
+
+
+def last_checkpoint(run: Path) -> Path:
+    """The checkpoint with the running model's last weights."""
+    found = {path.parent for name in WHOLE_WEIGHTS for path in run.glob(f"checkpoint-*/{name}")}
+    if not found:
+        raise ValueError(f"{run} has no checkpoint with the running model's weights. Push without running=True.")
+    return max(found, key=lambda path: int(path.name.rpartition("-")[2]))
+
+
+def read_history(
+    path_or_repo: str | Path, *, revision: str | None = None, **options: Any
+) -> tuple[dict[str, Trajectory], dict[str, Any]]:
+    """The decisions of a run by strategy, and what else is known of it, from its folder or a Hub repository."""
+    path = Path(path_or_repo) / TRAJECTORY
+    if not Path(path_or_repo).is_dir():
+        try:
+            path = Path(hf_hub_download(str(path_or_repo), TRAJECTORY, revision=revision, **options))
+        except EntryNotFoundError:
+            raise FileNotFoundError(
+                f"The repository {path_or_repo} has no {TRAJECTORY}. Expected one pushed by aswa-hf."
+            ) from None
+    elif not path.exists():
+        raise FileNotFoundError(f"{path_or_repo} has no {TRAJECTORY}. Expected a run folder written by aswa-hf.")
+    return load_trajectories(path)

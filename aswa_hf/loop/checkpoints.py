@@ -1,0 +1,311 @@
+"""Where a run of the loop is, kept in checkpoints that are whole or not there, and the way back to that place.
+
+    checkpoint_dir/checkpoint-<step>/         model.safetensors, optimizer, scheduler, … as accelerate saves them
+    checkpoint_dir/checkpoint-<step>/aswa/    average.safetensors, state.json, random states in rank-<i>.safetensors
+
+A checkpoint is written to a hidden name and renamed when all processes have written their part.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator, skip_first_batches
+from accelerate.data_loader import DataLoaderShard
+from accelerate.logging import get_logger
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from aswa_hf._utils.distributed import agree, succeeding_together
+from aswa_hf._utils.files import only_user, sync
+from aswa_hf._utils.random_state import loader_parts, rng_from_tensors, rng_state, rng_tensors, set_rng_state
+from aswa_hf._utils.sharding import is_sharded
+from aswa_hf.averaging import unwrap
+from aswa_hf.checkpoint import load_state, save_state
+from aswa_hf.strategies import Strategy
+from aswa_hf.trajectory import decode_numbers, encode_number
+
+logger = get_logger(__name__)
+
+STATE_FOLDER = "aswa"
+# torch tells of a full disk in its own way.
+SAVING_ERRORS = (OSError, SafetensorError, RuntimeError)
+
+
+@dataclass
+class Place:
+    """How far a run has come: `batches` of `epoch`, and `step` optimizer steps."""
+
+    loss: Tensor
+    """The sum over the batches of the epoch so far."""
+    epoch: int = 0
+    batches: int = 0
+    step: int = 0
+    history: list[dict[str, Any]] = field(default_factory=list)
+    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    """What is known of each strategy's weights."""
+    epoch_began: dict[str, Any] = field(default_factory=dict)
+    """The random state at the beginning of the epoch: the order of its batches follows from it."""
+    asked: dict[str, Any] | None = None
+    """The random state before the last batch was asked for, if a checkpoint comes after it."""
+    now: dict[str, Any] | None = None
+    """The random state of a checkpoint within an epoch, until the run goes on from there."""
+
+    @property
+    def can_be_saved(self) -> bool:
+        """Whether the random state is known from which the next batch was made."""
+        return self.asked is not None
+
+    def batches_left(self, loader: Any, is_saved_next: Callable[[], bool]) -> Iterator[Any]:
+        """The batches of the epoch from here on; `is_saved_next` tells if a checkpoint may come after the next one."""
+        # Whatever has been read from it before, it has the order of this epoch.
+        if hasattr(loader, "set_epoch"):
+            loader.set_epoch(self.epoch)
+        if self.batches == 0:
+            self.epoch_began = _state(loader)
+            self.loss.zero_()
+        iterator = iter(loader) if self.now is None else self._gone_back_to(self.now, loader)
+        self.now = None
+        while True:
+            self.asked = rng_state() if is_saved_next() else None
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            self.batches += 1
+            yield batch
+
+    def end_epoch(self, accelerator: Accelerator) -> dict[str, float]:
+        """Goes on to the next epoch; gives the training loss of this one, over all processes."""
+        if self.batches == 0:
+            raise ValueError("train_loader gave no batch to train on.")
+        loss = accelerator.reduce(self.loss / self.batches, "mean")
+        self.epoch, self.batches = self.epoch + 1, 0
+        return {"train_loss": float(loss)}
+
+    def _gone_back_to(self, now: Mapping[str, Any], loader: Any) -> Iterator[Any]:
+        """The batches that are left, made with the random numbers they would have been made with.
+
+        A loader fetches one batch ahead: the one that comes next was fetched when the last one was asked for.
+        """
+        # Each worker draws numbers of its own, which go on only if all its batches are made again.
+        can_skip = isinstance(loader, DataLoaderShard) and not loader.num_workers
+        skipped = max(0, self.batches - 2) if can_skip else 0
+        _restore(self.epoch_began, loader)
+        iterator = iter(skip_first_batches(loader, skipped) if skipped else loader)
+        for index in range(skipped, self.batches):
+            if index == self.batches - 1 and self.asked is not None:
+                set_rng_state(self.asked)
+            next(iterator)
+        set_rng_state(now)
+        return iterator
+
+    def save(
+        self, accelerator: Accelerator, root: Path, strategies: Mapping[str, Strategy], loader: Any, *, metric: Any
+    ) -> Path:
+        """Writes the checkpoint of this step, with the help of all processes."""
+        folder = root / f"checkpoint-{self.step}"
+        temporary = _hidden(folder)
+        try:
+            with succeeding_together(accelerator.device, SAVING_ERRORS):
+                with _names_of_the_module(accelerator):
+                    accelerator.save_state(str(temporary))
+                (temporary / STATE_FOLDER).mkdir(exist_ok=True)
+                save_file(self._of_this_rank(loader), _rank_file(temporary, accelerator.process_index))
+                if accelerator.is_main_process or any(is_sharded(strategy.model) for strategy in strategies.values()):
+                    save_state(
+                        temporary / STATE_FOLDER,
+                        strategies,
+                        epoch=self.epoch,
+                        batches=self.batches,
+                        step=self.step,
+                        metric=metric,
+                        processes=accelerator.num_processes,
+                        history=encode_number(self.history),
+                        metrics=encode_number(self.metrics),
+                    )
+            with succeeding_together(accelerator.device):
+                if accelerator.is_main_process:
+                    for path in temporary.rglob("*"):
+                        if path.is_file():
+                            sync(path)
+                    temporary.rename(folder)
+        except SAVING_ERRORS as error:
+            raise OSError(
+                f"The checkpoint of step {self.step} could not be saved in {root}: {error}. Earlier ones are "
+                "unchanged: remove the cause and start the same command again."
+            ) from error
+        return folder
+
+    def load(
+        self,
+        accelerator: Accelerator,
+        folder: Path,
+        strategies: Mapping[str, Strategy],
+        loader: Any,
+        *,
+        metric: Any,
+        epochs: int,
+    ) -> None:
+        """Goes to the place of a checkpoint; model, optimizer, scheduler and strategies are as they were then."""
+        content = load_state(folder / STATE_FOLDER, strategies)
+        if "processes" not in content:
+            raise ValueError(f"{folder} was not saved by fit(). Choose another checkpoint_dir.")
+        if content["metric"] != metric:
+            raise ValueError(
+                f"{folder} was decided by {content['metric']!r}, this run by {metric!r}: their scores cannot be "
+                "compared. Resume with the same metric."
+            )
+        if content["epoch"] > epochs:
+            raise ValueError(f"{folder} is of epoch {content['epoch']} already, and this run has {epochs} epochs.")
+        try:
+            ranks = [load_file(_rank_file(folder, rank)) for rank in range(content["processes"])]
+            with _names_of_the_module(accelerator):
+                accelerator.load_state(str(folder))
+        except (OSError, SafetensorError, RuntimeError, ValueError, KeyError) as error:
+            raise ValueError(
+                f"{folder} cannot be taken up: {error}. Resume with the same model, optimizer and scheduler, or "
+                "choose another checkpoint_dir."
+            ) from error
+        self.epoch, self.batches, self.step = (content[key] for key in ("epoch", "batches", "step"))
+        self.history, self.metrics = decode_numbers(content["history"]), decode_numbers(content["metrics"])
+        if content["processes"] == accelerator.num_processes:
+            if self.batches and getattr(loader, "persistent_workers", False):
+                logger.warning("Workers that stay (persistent_workers=True) go on with other random numbers.")
+            self._take_up(ranks[accelerator.process_index], loader)
+            return
+        logger.warning(
+            f"{folder} was saved by {content['processes']} processes, this run has {accelerator.num_processes}: it "
+            "goes on from there, but with other random numbers."
+        )
+        if not accelerator.split_batches:
+            self.batches = self.batches * content["processes"] // accelerator.num_processes
+        if self.batches:
+            self.epoch_began, self.now = _state(loader), rng_state()
+            mean = torch.stack([rank["loss"] for rank in ranks]).mean() / content["batches"]
+            self.loss.copy_(mean * self.batches)
+
+    def _of_this_rank(self, loader: Any) -> dict[str, Tensor]:
+        """The random states, as tensors."""
+        if self.batches == 0:
+            began = _state(loader)
+            states: dict[str, Any] = {"began": began}
+        else:
+            began = self.epoch_began
+            states = {"began": began, "asked": self.asked or began, "now": rng_state()}
+        tensors = {f"{kind}/{key}": t for kind, state in states.items() for key, t in rng_tensors(state).items()}
+        tensors |= {f"loader/{key}": state for key, state in began["loader"].items()}
+        return tensors | {"loss": self.loss.cpu()}
+
+    def _take_up(self, tensors: Mapping[str, Tensor], loader: Any) -> None:
+        def under(kind: str) -> dict[str, Tensor]:
+            return {key.removeprefix(f"{kind}/"): t for key, t in tensors.items() if key.startswith(f"{kind}/")}
+
+        self.epoch_began = {**rng_from_tensors(under("began")), "loader": under("loader")}
+        self.loss.copy_(tensors["loss"])
+        if self.batches == 0:
+            _restore(self.epoch_began, loader)
+        else:
+            self.asked, self.now = rng_from_tensors(under("asked")), rng_from_tensors(under("now"))
+
+
+@contextmanager
+def opened(accelerator: Accelerator, root: Path | None, resume: bool) -> Iterator[Path | None]:
+    """The last checkpoint in the folder, the same on every rank; no other run may use it until the block is left."""
+    if root is None:
+        yield None
+        return
+    with ExitStack() as until_left:
+        try:
+            with succeeding_together(accelerator.device):
+                if accelerator.is_main_process:
+                    root.mkdir(parents=True, exist_ok=True)
+                    until_left.enter_context(only_user(root))
+                    for left_over in root.glob(".checkpoint-*"):
+                        shutil.rmtree(left_over, ignore_errors=True)
+        except OSError as error:
+            raise OSError(f"Checkpoints cannot be kept in {root}: {error}. Choose another checkpoint_dir.") from error
+        yield _last(accelerator, root, resume)
+
+
+def _last(accelerator: Accelerator, root: Path, resume: bool) -> Path | None:
+    last = agree(max((_step(path) for path in checkpoints(root)), default=-1), accelerator.device)
+    folder = root / f"checkpoint-{int(last)}" if last >= 0 else None
+    missing = torch.tensor([int(not (folder or root).is_dir())], device=accelerator.device)
+    if int(accelerator.reduce(missing)):
+        raise FileNotFoundError(
+            f"{folder or root} is not seen by all processes. checkpoint_dir must be shared by all machines."
+        )
+    if folder is not None and not resume:
+        raise FileExistsError(
+            f"{root} holds a run already, and resume is False. Choose another checkpoint_dir, or go on with "
+            "resume=True."
+        )
+    return folder
+
+
+def checkpoints(root: Path) -> list[Path]:
+    """The checkpoints in a folder, oldest first; all of them are whole."""
+    found = [path for path in root.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal()]
+    return sorted(found, key=_step)
+
+
+def drop_all_but(keep: int | None, root: Path) -> None:
+    """Removes the oldest checkpoints."""
+    for path in checkpoints(root)[: -keep if keep else 0]:
+        # Renamed first: what has its name is whole, whenever the process ends.
+        shutil.rmtree(path.rename(_hidden(path)), ignore_errors=True)
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("checkpoint-"))
+
+
+def _hidden(checkpoint: Path) -> Path:
+    return checkpoint.with_name(f".{checkpoint.name}")
+
+
+def _rank_file(checkpoint: Path, rank: int) -> Path:
+    return checkpoint / STATE_FOLDER / f"rank-{rank}.safetensors"
+
+
+def _state(loader: Any) -> dict[str, Any]:
+    """The global random state and that of the loader's own generators."""
+    parts = enumerate(loader_parts(loader))
+    generators = {str(index): getattr(part, "generator", None) for index, part in parts}
+    own = {index: g.get_state() for index, g in generators.items() if isinstance(g, torch.Generator)}
+    return {**rng_state(), "loader": own}
+
+
+def _restore(state: Mapping[str, Any], loader: Any) -> None:
+    set_rng_state(state)
+    for index, part in enumerate(loader_parts(loader)):
+        # A seedable sampler has no generator before its first epoch, and seeds it for each.
+        if str(index) in state["loader"] and isinstance(getattr(part, "generator", None), torch.Generator):
+            part.generator.set_state(state["loader"][str(index)])
+
+
+@contextmanager
+def _names_of_the_module(accelerator: Accelerator) -> Iterator[None]:
+    """Weights are saved and loaded by their names in the user's module: any number of processes reads them."""
+
+    def save(models: list[nn.Module], weights: list[dict[str, Tensor]], folder: str) -> None:
+        if weights:
+            weights[:] = [unwrap(model).state_dict() for model in models]
+
+    def load(models: list[nn.Module], folder: str) -> None:
+        models[:] = [unwrap(model) for model in models]
+
+    hooks = [accelerator.register_save_state_pre_hook(save), accelerator.register_load_state_pre_hook(load)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,245 @@
+"""`fit`: a training loop for Accelerate that ends with the ensemble in the model. Made to be read, copied and changed.
+
+accelerator = Accelerator()
+model, optimizer, train_loader, valid_loader = accelerator.prepare(model, optimizer, train_loader, valid_loader)
+
+def evaluate():
+    right = [accelerator.gather_for_metrics(model(b["x"]).argmax(-1) == b["labels"]) for b in valid_loader]
+    return torch.cat(right).float().mean()
+
+fit(accelerator, model, optimizer, train_loader, evaluate, epochs=10, checkpoint_dir="run")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.logging import get_logger
+from torch import Tensor, nn
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from aswa_hf._utils.distributed import broadcast_from_rank_0
+from aswa_hf._utils.random_state import preserved_rng, rewound
+from aswa_hf.averaging import persistent_buffers, unwrap
+from aswa_hf.batchnorm import default_train_batches
+from aswa_hf.comparison import (
+    Factory,
+    Metric,
+    Score,
+    build_strategies,
+    check_options,
+    decide,
+    named_factories,
+    why_empty,
+)
+from aswa_hf.loop.checkpoints import Place, drop_all_but, opened
+from aswa_hf.loop.checks import (
+    Stop,
+    check_arguments,
+    check_loss,
+    check_training,
+    length_of,
+    loss_of,
+    metrics_of_main,
+    prepared,
+    refuse_unsupported,
+)
+from aswa_hf.strategies import Strategy
+from aswa_hf.trajectory import Trajectory, save_trajectories
+
+logger = get_logger(__name__)
+
+TRAJECTORY_FILE = "aswa_trajectory.json"
+
+
+@dataclass
+class Run:
+    """What a training run leaves: its strategies with their weights, and a row of numbers for every epoch."""
+
+    strategies: dict[str, Strategy]
+    history: list[dict[str, Any]]
+    step: int
+
+    @property
+    def trajectories(self) -> dict[str, Trajectory]:
+        """The decisions of each strategy."""
+        return {name: strategy.trajectory for name, strategy in self.strategies.items()}
+
+
+def fit(
+    accelerator: Accelerator,
+    model: nn.Module,
+    optimizer: Any,
+    train_loader: Any,
+    evaluate: Callable[[], Any],
+    *,
+    epochs: int,
+    scheduler: Any = None,
+    loss: Callable[[nn.Module, Any], Tensor] = loss_of,
+    max_grad_norm: float | None = None,
+    strategies: Sequence[str] | Mapping[str, Factory] = ("aswa",),
+    apply: str | None = "aswa",
+    metric: Metric | None = None,
+    greater_is_better: bool | None = None,
+    every: int = 1,
+    hard_updates: bool = True,
+    batchnorm: str = "recalibrate",
+    bn_batches: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
+    checkpoint_dir: str | Path | None = None,
+    resume: bool = True,
+    save_every: int = 1,
+    save_steps: int | None = None,
+    save_total_limit: int | None = 2,
+    progress: bool = True,
+) -> Run:
+    """Trains `model` and ends with the ensemble in it.
+
+    Args:
+        model, optimizer, train_loader, scheduler: as `accelerator.prepare` gives them; what it has not seen yet is
+            prepared here. The scheduler is stepped after every optimizer step.
+        evaluate: gives the validation score of the weights in `model`, or a dict of metrics. It is called on all
+            processes (`accelerator.gather_for_metrics`), in evaluation mode, and what it gives on the main one counts.
+        loss: gives the loss of a batch, `loss(model, batch)`; by default what the model itself calls `loss`.
+        max_grad_norm: clips the norm of the gradients.
+        strategies, apply: what to keep beside the running model, and whose weights the model ends with, as in
+            `ASWACallback`. `strategies={}, apply=None` is plain training.
+        metric: which of several metrics decides: a name, a dict of weights, or a function of the metrics.
+        greater_is_better: by default True, unless the metric's name ends with "loss".
+        every: the number of epochs from one decision to the next.
+        hard_updates, batchnorm, bn_batches, dtype, device: as in `ASWACallback`.
+        checkpoint_dir: where checkpoints go. With one, SIGTERM and Ctrl-C save before they end the run, and the same
+            call goes on from the last checkpoint, bit for bit as if nothing had happened.
+        resume: False starts afresh, and refuses a folder that holds a run.
+        save_every, save_steps: epochs from one checkpoint to the next, and optimizer steps for more of them.
+        save_total_limit: how many checkpoints to keep; None keeps all.
+        progress: whether the main process shows a progress bar.
+
+    The model trains exactly as it would without strategies and evaluations. Gradient accumulation, mixed precision
+    and trackers are the accelerator's.
+    """
+    factories = named_factories(strategies)
+    score = Score(metric if metric is not None else "score")
+    flags = {"greater_is_better": greater_is_better, "hard_updates": hard_updates, "resume": resume}
+    counts: dict[str, Any] = {"epochs": epochs, "every": every, "save_every": save_every}
+    counts |= {"save_steps?": save_steps, "save_total_limit?": save_total_limit}
+    check_options(apply, factories, batchnorm, bn_batches, flags)
+    check_arguments(accelerator, model, {"evaluate": evaluate, "loss": loss}, counts, max_grad_norm)
+    check_training(optimizer, train_loader, scheduler)
+    refuse_unsupported(accelerator, train_loader, checkpoint_dir)
+    if every > epochs and factories:
+        raise ValueError(f"every={every} is more than epochs={epochs}: the run would never decide.")
+    if greater_is_better is None:
+        greater_is_better = not score.label.endswith("loss")
+    model, optimizer, train_loader, scheduler = prepared(accelerator, model, optimizer, train_loader, scheduler)
+
+    module = unwrap(model)
+    options = {"batchnorm": batchnorm, "bn_batches": bn_batches, "dtype": dtype, "device": device}
+    options |= {"greater_is_better": greater_is_better, "hard_updates": hard_updates}
+    with default_train_batches(train_loader, lambda batch: loss(module, batch)):
+        shadows = build_strategies(factories, module, options, total=epochs // every)
+    place = Place(loss=torch.zeros((), device=accelerator.device))
+    root = Path(checkpoint_dir) if checkpoint_dir is not None else None
+
+    def measure() -> dict[str, float]:
+        """The metrics of the weights in the model, the main process's on all of them."""
+        model.eval()
+        with ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(preserved_rng())
+            for loader in accelerator._dataloaders:
+                if not loader.persistent_workers:  # which would all be started again
+                    stack.enter_context(rewound(loader))
+            found = evaluate()
+        return metrics_of_main(accelerator, found, score.label)
+
+    def save() -> None:
+        if root is not None:
+            folder = place.save(accelerator, root, shadows, train_loader, metric=score.description)
+            if accelerator.is_main_process:
+                drop_all_but(save_total_limit, root)
+            stop.end_run(folder)
+
+    def is_saved_next() -> bool:
+        """Whether a checkpoint comes after the next optimizer step."""
+        return root is not None and bool(stop.agreed or (save_steps and (place.step + 1) % save_steps == 0))
+
+    per_epoch = length_of(train_loader)
+    hidden = not (progress and accelerator.is_main_process)
+    with (
+        opened(accelerator, root, resume) as last,
+        Stop(accelerator, enabled=root is not None) as stop,
+        tqdm(total=per_epoch and per_epoch * epochs, unit="batch", disable=hidden) as bar,
+    ):
+        if last is not None:
+            place.load(accelerator, last, shadows, train_loader, metric=score.description, epochs=epochs)
+            bar.initial = bar.n = (per_epoch or 0) * place.epoch + place.batches
+        while place.epoch < epochs:
+            bar.set_description(f"epoch {place.epoch + 1}/{epochs}")
+            model.train()
+            for batch in place.batches_left(train_loader, is_saved_next):
+                with accelerator.accumulate(model):
+                    value = loss(model, batch)
+                    check_loss(value)
+                    accelerator.backward(value)
+                    if accelerator.sync_gradients and max_grad_norm is not None:
+                        accelerator.clip_grad_norm_(model.parameters(), max_grad_norm)
+                    optimizer.step()
+                    if scheduler is not None:
+                        scheduler.step()
+                    optimizer.zero_grad()
+                place.loss += value.detach()
+                bar.update()
+                if not accelerator.sync_gradients:
+                    continue
+                place.step += 1
+                if not optimizer.step_was_skipped:
+                    for strategy in shadows.values():
+                        strategy.step()
+                stop.look()
+                if place.can_be_saved and not accelerator.gradient_state.end_of_dataloader:
+                    save()
+
+            row = {"epoch": place.epoch + 1, "step": place.step, **place.end_epoch(accelerator)}
+            if place.epoch % every == 0:
+                bar.set_description("evaluating")
+                # As the next training step would: each rank has BatchNorm statistics of its own batches.
+                if getattr(model, "broadcast_buffers", True):
+                    broadcast_from_rank_0(persistent_buffers(module).values())
+                running = measure()
+                decided = decide(shadows, measure, running, score, place.metrics, step=place.step, epoch=place.epoch)
+                row |= running | decided
+                scores = {name: strategy.score for name, strategy in shadows.items()}
+                bar.set_postfix({name: f"{found:.4g}" for name, found in scores.items() if found is not None})
+            row["learning_rate"] = optimizer.param_groups[0]["lr"]
+            place.history.append(row)
+            accelerator.log(row, step=place.step)
+            stop.look(now=True)
+            due = place.epoch % save_every == 0 or (save_steps and place.step % save_steps == 0)
+            if due or stop.agreed or place.epoch == epochs:
+                save()
+
+    model.eval()
+    run = Run(shadows, place.history, place.step)
+    if apply is not None and shadows[apply].members == 0:
+        reason = why_empty(shadows[apply], score.label, "the run had no decision point")
+        logger.warning(f"The {apply} ensemble is empty: {reason}. The running weights stay in the model.")
+    elif apply is not None:
+        shadows[apply].apply()
+    if root is not None and accelerator.is_main_process:
+        save_trajectories(
+            root / TRAJECTORY_FILE,
+            run.trajectories,
+            alphas={name: strategy.alphas for name, strategy in shadows.items()},
+            metric=score.label,
+            greater_is_better=greater_is_better,
+            applied=apply,
+        )
+    return run

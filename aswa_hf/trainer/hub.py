@@ -1,0 +1,242 @@
+"""The Hub from the Trainer: what is told of a run, our card in its push, and a push at the end of training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import get_token
+from transformers import Trainer, TrainingArguments
+from transformers.trainer import TRAINING_ARGS_NAME
+from transformers.utils import logging
+
+from aswa_hf._utils.sharding import is_sharded
+from aswa_hf.averaging import unwrap
+from aswa_hf.batchnorm import has_batchnorm
+from aswa_hf.checkpoint import library_versions
+from aswa_hf.comparison import Metrics, Score
+from aswa_hf.hub import HubError, push_to_hub
+from aswa_hf.hub.card import PICTURE
+from aswa_hf.hub.repository import check_repo_id, describe_strategy, write_card
+from aswa_hf.strategies import Strategy
+from aswa_hf.trajectory import encode_number
+
+logger = logging.get_logger(__name__)
+
+# By the end of a model's class name; the names are those of the Hub's pipelines.
+TASKS = {
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForMaskedLM": "fill-mask",
+    "ForCausalLM": "text-generation",
+    "LMHeadModel": "text-generation",
+    "ForImageClassification": "image-classification",
+    "ForObjectDetection": "object-detection",
+    "ForAudioClassification": "audio-classification",
+    "ForCTC": "automatic-speech-recognition",
+}
+
+
+def describe_run(
+    trainer: Trainer,
+    strategies: Mapping[str, Strategy],
+    metrics: Mapping[str, Metrics],
+    score: Score,
+    shipped: str | None,
+) -> dict[str, Any]:
+    """What a card tells of a run beside its decisions; `metrics` are those of each strategy's weights."""
+    args = trainer.args
+    model: Any = unwrap(trainer.model)
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    kg = getattr(trainer, "kg", None)
+    logged = [log["train_runtime"] for log in trainer.state.log_history if "train_runtime" in log]
+    epochs = float(trainer.state.epoch or 0)
+    about = {
+        "task": "link-prediction" if kg is not None else _task(base),
+        "dataset": kg.name if kg is not None else _dataset_name(trainer),
+        "model": getattr(getattr(base, "config", None), "architecture", None) or type(base).__name__,
+        "seed": args.seed,
+        "epochs": int(epochs) if epochs.is_integer() else epochs,
+        "triples": {split: len(kg[split]) for split in kg} if kg is not None else None,
+        # What is sharded only runs on all processes together.
+        "example": None if is_sharded(model) else _example(trainer, base),
+        "seconds": {"train": logged[-1]} if logged else None,
+        "processes": args.world_size,
+    }
+    results = {
+        name: {"validation": _final_metrics(name, strategy, metrics.get(name), score)}
+        for name, strategy in strategies.items()
+        if strategy.members
+    }
+    found: dict[str, Any] = encode_number(
+        {
+            **{name: value for name, value in about.items() if value is not None},
+            "strategies": results,
+            **(describe_strategy(strategies[shipped]) if shipped else _own_weights(trainer)),
+            "versions": library_versions(),
+        }
+    )
+    return found
+
+
+def _own_weights(trainer: Trainer) -> dict[str, Any]:
+    """What is told of a run that ends with the weights the Trainer leaves in the model."""
+    batchnorm = "copy" if has_batchnorm(unwrap(trainer.model)) else None
+    if trainer.args.load_best_model_at_end and trainer.state.best_model_checkpoint:
+        return {"rule": "best-checkpoint", "best_by": trainer.args.metric_for_best_model, "batchnorm": batchnorm}
+    return {"rule": "last", "batchnorm": batchnorm}
+
+
+def _final_metrics(name: str, strategy: Strategy, metrics: Metrics | None, score: Score) -> dict[str, Any]:
+    """The validation metrics of a strategy's weights that are numbers, without `eval_`."""
+    reported = score.report(metrics, name) if metrics is not None else {}
+    plain = {key.removeprefix(f"eval_{name}_"): value for key, value in reported.items()}
+    return {key: value for key, value in plain.items() if isinstance(value, (int, float))} | {
+        score.label: strategy.score
+    }
+
+
+def _task(model: Any) -> str | None:
+    return next((task for end, task in TASKS.items() if type(model).__name__.endswith(end)), None)
+
+
+def _dataset_name(trainer: Trainer) -> str | None:
+    data = trainer.train_dataset
+    return getattr(getattr(getattr(data, "rows", data), "info", None), "dataset_name", None)
+
+
+def _example(trainer: Trainer, model: Any) -> dict[str, str] | None:
+    """A prediction of the weights now in the model, for a link predictor and an image classifier of this package."""
+    kg, images = getattr(trainer, "kg", None), trainer.eval_dataset
+    if kg is not None and len(kg["test"]):
+        # Weights that have diverged give no example.
+        return link_example(model, kg) if all(weight.isfinite().all() for weight in model.parameters()) else None
+    if hasattr(images, "class_names") and hasattr(images, "labels"):
+        return image_example(model, images, "validation")
+    return None
+
+
+def link_example(model: Any, kg: Any) -> dict[str, str]:
+    """A question whose answer is in the test split alone, as a card shows it."""
+    from aswa_hf.kge.predict import LinkPredictor
+
+    head, relation, tail = kg.triples("test")[0]
+    h, r, t = kg.vocab.entities[head], kg.vocab.relations[relation], kg.vocab.entities[tail]
+    return {
+        "code": f"predictor.predict(head={json.dumps(h)}, relation={json.dumps(r)}, k=3)",
+        "about": f"The test split holds ({h}, {r}, {t}), which training has not seen:",
+        "output": LinkPredictor(model, kg.vocab).predict(head=h, relation=r, k=3).to_string(index=False),
+    }
+
+
+@torch.no_grad()
+def image_example(model: Any, images: Any, split: str) -> dict[str, str]:
+    """What an image classifier says of the first image of a split, as a card shows it."""
+    device = next(model.parameters()).device
+    probabilities = model.eval()(images[0]["pixel_values"][None].to(device)).logits.softmax(-1)[0]
+    best = probabilities.topk(min(3, len(probabilities)))
+    truth = images.class_names[images.labels[0]]
+    rows = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+    return {
+        "about": f"Class probabilities of the first {split} image, which shows {truth}:",
+        "output": "\n".join(f"{images.class_names[index]:12s} {value:.4f}" for value, index in rows),
+    }
+
+
+def repository_of(push: bool | str, args: TrainingArguments) -> str | None:
+    """The repository to push to at the end of training; what would fail then is refused now."""
+    if not push:
+        return None
+    repo_id = args.hub_model_id if push is True else push
+    if not isinstance(repo_id, str) or not repo_id:
+        raise ValueError(
+            f"ASWACallback(push_to_hub={push!r}) names no repository. Give one, like push_to_hub='me/model', or set "
+            "TrainingArguments(hub_model_id=…)."
+        )
+    check_repo_id(repo_id)
+    return repo_id
+
+
+def check_token(args: TrainingArguments) -> None:
+    """An error before training if there will be nothing to push with after it."""
+    if not (args.hub_token or get_token()):
+        raise HubError(
+            "There is no token for ASWACallback(push_to_hub=…) to push with. Log in with `hf auth login`, or set "
+            "HF_TOKEN."
+        )
+
+
+def push_at_end(trainer: Trainer, repo_id: str) -> str | None:
+    """Saves the model on all ranks and pushes it from the first; a failure is told, and does not end the run.
+
+    Gives the address of the repository, or None.
+    """
+    args, folder = trainer.args, Path(trainer.args.output_dir)
+    try:
+        trainer.save_model(_internal_call=True)
+    except OSError as error:
+        logger.error(f"Nothing was pushed to {repo_id}, since the model could not be saved to {folder}: {error}")
+        return None
+    if not trainer.is_world_process_zero():
+        return None
+    _drop_what_is_not_shipped(folder)
+    trainer._finish_current_push()
+    options = {"private": args.hub_private_repo, "token": args.hub_token, "revision": args.hub_revision}
+    try:
+        url = push_to_hub(folder, repo_id, **options)
+    except (OSError, ValueError) as error:
+        logger.error(f"{error} The model is saved in {folder}; to push it: aswa-hf push {folder} {repo_id}")
+        return None
+    logger.info(f"Pushed to {url}")
+    return url
+
+
+def give_card(trainer: Trainer) -> None:
+    """Lets the push that has begun write this package's card; a class with a card of its own keeps that one."""
+    if type(trainer).create_model_card is Trainer.create_model_card and trainer.is_world_process_zero():
+        trainer.create_model_card = _CardInstead(trainer)
+
+
+class _CardInstead:
+    """Stands in for `Trainer.create_model_card` once: the Trainer calls it between saving the model and the upload."""
+
+    def __init__(self, trainer: Trainer):
+        self.trainer = trainer
+
+    def __call__(
+        self,
+        language: Any = None,
+        license: str | None = None,
+        tags: Any = None,
+        finetuned_from: str | None = None,
+        dataset: Any = None,
+        dataset_tags: Any = None,
+        **other: Any,
+    ) -> None:
+        del self.trainer.create_model_card
+        folder = Path(self.trainer.args.output_dir)
+        _drop_what_is_not_shipped(folder)
+        write_card(
+            folder,
+            self.trainer.hub_model_id,
+            language=language,
+            license=license,
+            base_model=finetuned_from,
+            datasets=_listed(dataset_tags) or _listed(dataset),
+            more_tags=_listed(tags),
+        )
+
+
+def _listed(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else list(value or [])
+
+
+def _drop_what_is_not_shipped(folder: Path) -> None:
+    # The Trainer pickles its arguments beside a saved model: nothing reads them, and no repository shall hold any.
+    (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+    # It may be of an earlier run in this folder, and is drawn anew.
+    (folder / PICTURE).unlink(missing_ok=True)

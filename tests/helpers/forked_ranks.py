@@ -1,0 +1,63 @@
+"""Runs a script on two gloo processes, forked from one that has imported the libraries: that takes most of the time.
+
+python forked_ranks.py SCRIPT ARGUMENT…
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import sys
+import traceback
+
+import accelerate  # noqa: F401
+import datasets  # noqa: F401
+import torch
+import training  # noqa: F401
+from ddp_run import free_port
+from transformers import Trainer  # noqa: F401
+
+import aswa_hf.trainer.callback  # noqa: F401
+
+WORLD = 2
+
+
+def work(rank: int) -> None:
+    """One rank: never returns."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def main() -> None:
+    sys.argv = sys.argv[1:]
+    torch.set_num_threads(1)
+    os.environ.update(WORLD_SIZE=str(WORLD), LOCAL_WORLD_SIZE=str(WORLD))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    ranks = []
+    for rank in range(WORLD):
+        child = os.fork()
+        if child == 0:
+            work(rank)
+        ranks.append(child)
+
+    def end(*_: object) -> None:
+        for child in ranks:
+            os.kill(child, signal.SIGKILL)
+        os._exit(1)
+
+    signal.signal(signal.SIGTERM, end)
+    while ranks:
+        child, status = os.wait()
+        ranks.remove(child)
+        if os.waitstatus_to_exitcode(status) != 0:
+            end()
+
+
+if __name__ == "__main__":
+    main()

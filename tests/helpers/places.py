@@ -1,0 +1,6 @@
+"""Where things are in the checkout."""
+
+from pathlib import Path
+
+HELPERS = Path(__file__).parent
+ROOT = HELPERS.parent.parent

@@ -1,0 +1,111 @@
+"""What was pushed is loaded from the Hub: without this package, by revision, from the cache; faults are named."""
+
+import json
+import re
+
+import pytest
+from hub_client import TOKEN, image_run, kge_run
+from hub_server import HubServer
+from without_package import WITHOUT_THE_PACKAGE
+
+from aswa_hf.hub import write_repository
+
+LOADING = """
+import timm, torch
+from transformers import AutoModel, AutoModelForImageClassification
+
+def load(**options):
+    model = AutoModel.from_pretrained("user/kge", trust_remote_code=True, **options).eval()
+    scores = model.score_tails(torch.tensor([0, 1]), torch.tensor([0, 1]))
+    classifier = AutoModelForImageClassification.from_pretrained("user/image", **options).eval()
+    return scores, classifier(images).logits
+
+images = torch.linspace(-1, 1, 256).view(1, 1, 16, 16)
+with torch.no_grad():
+    scores, logits = load(revision="v1")
+    for options in {}, {"revision": "v1", "local_files_only": True}:
+        assert all(torch.equal(one, other) for one, other in zip(load(**options), (scores, logits)))
+    by_timm = timm.create_model("hf-hub:user/image", pretrained=True).eval()(images)
+    assert torch.equal(by_timm, logits)
+    assert torch.equal(timm.create_model("hf-hub:user/image@v1", pretrained=True).eval()(images), logits)
+assert not any(name.partition(".")[0] == "aswa_hf" for name in sys.modules)
+print(scores.flatten().tolist() + logits.flatten().tolist())
+"""
+
+MISSING = ("entities.json", "model.safetensors", "config.json", "aswa_trajectory.json")
+
+
+@pytest.fixture(scope="module")
+def repositories(tmp_path_factory):
+    """The files of a link predictor's and of an image classifier's repository."""
+    folder = tmp_path_factory.mktemp("runs")
+    found = {}
+    for name, run in (("kge", kge_run), ("image", image_run)):
+        files = write_repository(run(folder / name), folder / f"{name}-files", f"user/{name}")
+        found[name] = {path.name: path.read_bytes() for path in files.iterdir()}
+    return found
+
+
+@pytest.fixture
+def hub(repositories):
+    with HubServer(token=TOKEN) as server:
+        for name, files in repositories.items():
+            server.add_repo(f"user/{name}", files, private=True)
+            server.repos[f"user/{name}"].tags["v1"] = server.repos[f"user/{name}"].commits[-1].oid
+        yield server
+
+
+def test_models_are_loaded_without_the_package_by_revision_from_the_cache_and_offline(hub):
+    first = hub.run(WITHOUT_THE_PACKAGE + LOADING)
+    assert len(json.loads(first)) > 500
+    asked = len(hub.log)
+    assert hub.run(WITHOUT_THE_PACKAGE + LOADING, HF_HUB_OFFLINE="1") == first
+    assert len(hub.log) == asked
+
+
+def test_faulty_repositories_get_errors_that_name_what_is_wrong(hub, repositories):
+    good = repositories["kge"]
+    entities = json.loads(good["entities.json"])
+    faulty = {
+        "foreign": good | {"aswa_trajectory.json": b'{"a": 1}'},
+        "damaged": good | {"aswa_trajectory.json": good["aswa_trajectory.json"][:100]},
+        "unfit": good | {"entities.json": json.dumps(entities[:-1]).encode()},
+        "twice": good | {"entities.json": json.dumps(entities[:-1] + entities[:1]).encode()},
+        **{
+            f"no-{number}": {name: content for name, content in good.items() if name != missing}
+            for number, missing in enumerate(MISSING)
+        },
+    }
+    for name, files in faulty.items():
+        hub.add_repo(f"user/{name}", files)
+    code = """
+import json, sys
+from aswa_hf.hub import read_history
+from aswa_hf.kge import LinkPredictor
+
+def error(call, repo):
+    try:
+        call(repo)
+    except (OSError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+names = sys.argv[1:]
+print(json.dumps({name: [error(call, f"user/{name}") for call in (LinkPredictor.from_pretrained, read_history)]
+                  for name in names}))
+"""
+    found = json.loads(hub.run(code, "kge", *faulty))
+    assert found["kge"] == ["", ""]
+    loaded, histories = ({name: errors[index] for name, errors in found.items()} for index in (0, 1))
+    assert "is not an aswa-trajectory file of version 1. Expected one written by aswa-hf." in histories["foreign"]
+    assert "is not a JSON file" in histories["damaged"]
+    assert "The repository user/no-3 has no aswa_trajectory.json. Expected one pushed by aswa-hf." in histories["no-3"]
+    sizes = rf"The model has {len(entities)} entities .* the vocabulary {len(entities) - 1}"
+    assert re.search(sizes, loaded["unfit"])
+    assert f"distinct, got {entities[0]!r} twice" in loaded["twice"]
+    assert "Found no entities.json in user/no-0" in loaded["no-0"]
+    assert "Found no link predictor at 'user/no-1'" in loaded["no-1"]
+    assert "Found no link predictor at 'user/no-2'" in loaded["no-2"]
+    assert "there is no config.json in it" in loaded["no-2"]
+    # They do not concern one another.
+    assert (loaded["foreign"], loaded["no-3"], histories["unfit"]) == ("", "", "")

@@ -1,0 +1,386 @@
+"""Runs pushed to a Hub on loopback: one commit, a card that tells the truth, and models that anyone loads."""
+
+import hashlib
+import json
+import math
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from hub_client import (
+    TOKEN,
+    assert_nothing_pickled,
+    files,
+    hub_in_process,
+    image_run,
+    kge_run,
+    numbers_of,
+    run_command,
+    steps,
+)
+from huggingface_hub import HfApi
+from torch import nn
+
+from aswa_hf import ASWA
+from aswa_hf.hub import HubError, push_to_hub, read_history, write_repository
+from aswa_hf.hub.card import read_card_data, render
+
+
+@pytest.fixture(scope="module", name="kge_run")
+def _kge_run(tmp_path_factory):
+    return kge_run(tmp_path_factory.mktemp("kge") / "run")
+
+
+@pytest.fixture(scope="module", name="image_run")
+def _image_run(tmp_path_factory):
+    return image_run(tmp_path_factory.mktemp("image") / "run")
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    with hub_in_process(monkeypatch) as server:
+        yield server
+
+
+def push(hub, run, repo="user/model", **options):
+    return push_to_hub(run, repo, endpoint=hub.endpoint, **options)
+
+
+def contents(folder):
+    return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+def test_a_repository_comes_in_one_commit_and_holds_what_it_should(hub, kge_run):
+    url = push(hub, kge_run, private=True, tag="v1.0", running=True)
+    assert url.endswith("user/model")
+    repo = hub.repos["user/model"]
+    assert repo.private
+    pushed = repo.files("main")
+    assert set(pushed) - {".gitattributes"} == {
+        "README.md",
+        "aswa_trajectory.json",
+        "config.json",
+        "configuration_kge.py",
+        "entities.json",
+        "model.safetensors",
+        "modeling_kge.py",
+        "preprocessor_config.json",
+        "relations.json",
+        "trajectory.png",
+    }
+    assert pushed["model.safetensors"] == (kge_run / "model.safetensors").read_bytes()
+    assert repo.files("v1.0") == pushed
+    checkpoint = max(kge_run.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    assert repo.files("running")["model.safetensors"] == (checkpoint / "model.safetensors").read_bytes()
+    assert b"The weights that training ended with" in repo.files("running")["README.md"]
+    assert steps(hub, "commit") == 2  # one for each branch
+    assert_nothing_pickled(pushed | repo.files("running"))
+    everything = b"".join(pushed.values()).decode("latin-1") + repr(hub.log)
+    assert TOKEN not in everything
+
+
+def test_pushing_again_changes_nothing(hub, kge_run):
+    push(hub, kge_run)
+    commits = len(hub.repos["user/model"].commits)
+    push(hub, kge_run)
+    assert len(hub.repos["user/model"].commits) == commits
+
+
+@pytest.mark.parametrize(
+    ("fault", "step"),
+    [
+        (lambda hub: hub.fail("create", 401, times=math.inf), "create the repository"),
+        (lambda hub: hub.fail("create", 500, times=math.inf), "create the repository"),
+        (lambda hub: hub.fail("preupload", 403, times=math.inf), "upload the files"),
+        (lambda hub: hub.fail("commit", 500, times=math.inf), "upload the files"),
+        (lambda hub: hub.cut("commit", times=math.inf), "upload the files"),
+        (lambda hub: hub.fail("tag", 403, times=math.inf), "create the tag v1"),
+    ],
+    ids=["no-permission", "no-create", "forbidden", "no-commit", "cut", "no-tag"],
+)
+def test_a_failed_push_names_its_step_and_can_be_repeated(hub, kge_run, fault, step):
+    before = contents(kge_run)
+    fault(hub)
+    with pytest.raises(HubError, match=step) as caught:
+        push(hub, kge_run, tag="v1")
+    assert TOKEN not in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert contents(kge_run) == before
+    hub.faults.clear()
+    push(hub, kge_run, tag="v1")
+    assert hub.repos["user/model"].files("v1")["model.safetensors"] == (kge_run / "model.safetensors").read_bytes()
+
+
+def test_an_answer_that_was_lost_leads_to_no_second_commit(hub, kge_run):
+    hub.cut("commit", when="after", times=math.inf)
+    with pytest.raises(HubError, match="upload the files"):
+        push(hub, kge_run)
+    hub.faults.clear()
+    commits = len(hub.repos["user/model"].commits)
+    push(hub, kge_run)
+    assert len(hub.repos["user/model"].commits) == commits
+
+
+def test_a_push_that_another_one_overtakes_makes_no_commit_and_can_be_repeated(hub, kge_run, image_run, monkeypatch):
+    send = HfApi.create_commit
+
+    def send_late(self, *arguments, **options):
+        monkeypatch.setattr(HfApi, "create_commit", send)
+        push(hub, image_run)
+        return send(self, *arguments, **options)
+
+    monkeypatch.setattr(HfApi, "create_commit", send_late)
+    with pytest.raises(HubError, match="A commit has happened since"):
+        push(hub, kge_run)
+    repo = hub.repos["user/model"]
+    assert [commit.title for commit in repo.commits[1:]] == ["Add ASWA checkpoint"]
+    assert repo.files("main")["model.safetensors"] == (image_run / "model.safetensors").read_bytes()
+    push(hub, kge_run)
+    assert repo.files("main")["model.safetensors"] == (kge_run / "model.safetensors").read_bytes()
+
+
+def test_weights_of_an_earlier_push_do_not_stay_beside_those_of_this_one(hub, kge_run, tmp_path):
+    old = ["adapter_config.json", "adapter_model.safetensors", "model-1.safetensors", "model.safetensors.index.json"]
+    others = ["notes.txt", "onnx/model-1.safetensors"]
+    hub.add_repo("user/model", dict.fromkeys([*old, *others], b"{}"))
+    run = shutil.copytree(kge_run, tmp_path / "run")
+    checkpoint = max(run.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    (checkpoint / "model.safetensors").rename(checkpoint / "model-2.safetensors")
+    (checkpoint / "model.safetensors.index.json").write_text("{}")
+    push(hub, run, running=True)
+    assert steps(hub, "commit") == 2
+    assert set(files(hub)) & {*old, *others} == set(others)
+    weights = {name for name in files(hub, revision="running") if "safetensors" in name and "/" not in name}
+    assert weights == {"model-2.safetensors", "model.safetensors.index.json"}
+
+
+def test_what_shall_be_private_is_not_pushed_to_a_public_repository(hub, kge_run):
+    hub.add_repo("user/model", {})
+    with pytest.raises(HubError, match=r"step: create the repository \(it is there already and public"):
+        push(hub, kge_run, private=True)
+    assert steps(hub, "commit") == 0
+    hub.repos["user/model"].private = True
+    push(hub, kge_run, private=True)
+    assert steps(hub, "commit") == 1
+
+
+def test_a_tag_is_never_moved(hub, kge_run):
+    push(hub, kge_run, tag="v1")
+    push(hub, kge_run, tag="v1")  # the same commit
+    before = hub.repos["user/model"].tags["v1"]
+    with pytest.raises(HubError, match=r"step: create the tag v1 \(it marks another commit already"):
+        push(hub, kge_run, tag="v1", notes="Another card.")
+    assert hub.repos["user/model"].tags["v1"] == before
+
+
+def test_a_push_reads_and_writes_no_pickle(hub, image_run, monkeypatch):
+    def refuse(*args, **options):
+        raise AssertionError("a pickle")
+
+    for name in ("pickle.load", "pickle.loads", "pickle.dump", "pickle.dumps", "torch.load", "torch.save"):
+        monkeypatch.setattr(name, refuse)
+    push(hub, image_run, running=True)
+    assert_nothing_pickled(files(hub) | files(hub, revision="running"))
+
+
+def test_the_token_is_in_no_log_of_a_push_that_fails(hub, kge_run):
+    hub.fail("commit", 500, times=math.inf)
+    code = """
+import logging, sys, time
+time.sleep = lambda seconds: None
+logging.basicConfig(level=logging.DEBUG, stream=sys.stdout)
+import huggingface_hub
+huggingface_hub.logging.set_verbosity_debug()
+from aswa_hf.hub import push_to_hub
+try:
+    push_to_hub(sys.argv[1], "user/model")
+except OSError:
+    logging.exception("pushing")
+logging.getLogger("httpx").debug("the end")
+"""
+    printed = hub.run(code, kge_run, HF_DEBUG="1", HF_HUB_DISABLE_XET=None)
+    assert "failed at the step: upload the files" in printed
+    assert "api/models/user/model/commit" in printed  # requests are logged, and so would be their headers
+    assert "DEBUG:httpx:the end" in printed
+    assert TOKEN not in printed
+    assert TOKEN not in "".join(path.read_text("latin-1") for path in kge_run.rglob("*") if path.is_file())
+
+
+def test_a_server_that_repeats_the_token_does_not_get_it_into_the_error(hub, kge_run):
+    hub.fail("commit", 400, message=f"not with {TOKEN}")
+    with pytest.raises(HubError, match=r"not with \*\*\*"):
+        push(hub, kge_run)
+
+
+def test_a_model_of_any_loop_is_pushed_with_the_history_of_its_weights(hub, tmp_path):
+    import timm
+
+    model = timm.create_model("test_resnet", num_classes=3)
+    aswa = ASWA(model, batchnorm="copy")
+    scores = iter([0.5, 0.4, 0.6])
+    for _ in range(2):
+        aswa.update(lambda: next(scores))
+        nn.init.normal_(model.fc.weight)
+    with pytest.raises(ValueError, match=r"does not hold the aswa weights\. Call the strategy's apply\(\)"):
+        push(hub, model, strategies=aswa, metric="accuracy")
+    aswa.apply()
+    with pytest.raises(ValueError, match="pushed with the history of its weights"):
+        push(hub, model)
+    other = ASWA(nn.Linear(1, 1))
+    other.update(lambda: 1.0)
+    with pytest.raises(TypeError, match=r"A Linear cannot be saved for the Hub\. Expected a model with"):
+        push(hub, other.model, strategies=other)
+    assert hub.log == []
+    about = {"task": "image-classification", "dataset": "me/shapes", "seed": 3}
+    push(hub, model, strategies={"aswa": aswa}, metric="accuracy", about=about)
+    pushed = files(hub)
+    assert set(pushed) == {"README.md", "aswa_trajectory.json", "config.json", "model.safetensors", "trajectory.png"}
+    assert b"| **ASWA** | **0.6000** |" in pushed["README.md"]
+    assert b"The statistics of BatchNorm layers are the running model's." in pushed["README.md"]
+    trajectories, told = read_history(write(pushed, tmp_path / "downloaded"))
+    assert trajectories == {"aswa": aswa.trajectory}
+    assert told["run"]["seed"] == 3
+
+
+def write(contents, folder):
+    folder.mkdir()
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def test_without_a_token_nothing_is_sent(hub, kge_run, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr("aswa_hf.hub.push.get_token", lambda: None)
+    with pytest.raises(HubError, match="no token to push with"):
+        push_to_hub(kge_run, "user/model", endpoint=hub.endpoint)
+    assert hub.log == []
+
+
+def test_a_link_predictor_is_loaded_by_label_by_revision_and_offline(hub, kge_run):
+    push(hub, kge_run, tag="v1")
+    code = """
+from aswa_hf.kge import LinkPredictor
+for options in {}, {"local_files_only": True}:
+    predictor = LinkPredictor.from_pretrained("user/model", revision="v1", **options)
+    print(predictor.predict(head="albania", relation="locatedin", k=1)["tail"][0])
+"""
+    best = hub.run(code).split()
+    assert best[0] == best[1]
+    assert hub.run(code, HF_HUB_OFFLINE="1").split() == best
+
+
+@pytest.mark.parametrize("kind", ["kge", "image"])
+def test_every_number_of_a_card_is_the_trajectory_files(kind, kge_run, image_run, tmp_path):
+    run = {"kge": kge_run, "image": image_run}[kind]
+    folder = write_repository(run, tmp_path / "repository", "user/model")
+    content = json.loads((folder / "aswa_trajectory.json").read_text())
+    known = {f"{number:.{digits}f}" for number in numbers_of(content) for digits in (2, 4)}
+    known |= {f"{number:.4f}" for number in read_card_data(folder, "user/model").alphas}
+    text = (folder / "README.md").read_text()
+    tables = [line for line in text.splitlines() if line.startswith("|") and "---" not in line]
+    shown = re.findall(r"\d+\.\d+", "\n".join(tables))
+    assert len(shown) >= 10
+    assert set(shown) <= known
+    data = render(read_card_data(folder, "user/model")).data
+    strategies = content["run"]["strategies"]["aswa"]
+    for result in data.eval_results:
+        assert result.metric_value == strategies[result.dataset_split][result.metric_type]
+    # and a changed figure would be noticed
+    content["run"]["strategies"]["aswa"]["test"] = dict.fromkeys(strategies["test"], 0.123456)
+    (folder / "aswa_trajectory.json").write_text(json.dumps(content))
+    assert "0.1235" in str(render(read_card_data(folder, "user/model")))
+    assert "0.1235" not in text
+
+
+def test_a_card_says_where_aswa_did_not_win(kge_run, tmp_path):
+    folder = write_repository(kge_run, tmp_path / "repository", "user/model", license="mit", notes="For testing.")
+    path = folder / "aswa_trajectory.json"
+    content = json.loads(path.read_text())
+
+    def verdict(**scores):
+        for name, result in content["run"]["strategies"].items():
+            result["test"]["mrr"] = scores.get(name, 0.1)
+        path.write_text(json.dumps(content))
+        return str(render(read_card_data(folder, "user/model", license="mit", notes="For testing.")))
+
+    assert "On the test split ASWA did best of all in mrr." in verdict(aswa=0.5)
+    assert "ASWA did **not** win: SWA and EMA did better in mrr" in verdict(aswa=0.5, swa=0.6, ema=0.7)
+    assert "no strategy did better in mrr, and the last epoch did as well" in verdict(aswa=0.5, last=0.5)
+    assert "license: mit" in verdict()
+    assert "For testing." in verdict()
+
+
+def test_what_is_no_run_is_refused(kge_run, tmp_path):
+    with pytest.raises(ValueError, match="There is no folder"):
+        write_repository(tmp_path / "nothing", tmp_path / "out", "user/model")
+    with pytest.raises(
+        ValueError, match=r"has no aswa_trajectory\.json and no model\.safetensors: it is not a finished run"
+    ):
+        write_repository(tmp_path, tmp_path / "out", "user/model")
+    with pytest.raises(ValueError, match="is not empty"):
+        write_repository(kge_run, kge_run, "user/model")
+    lost = tmp_path / "lost"
+    lost.mkdir()
+    shutil.copyfile(kge_run / "aswa_trajectory.json", lost / "aswa_trajectory.json")
+    (lost / "model.safetensors").write_bytes(b"12345678")
+    with pytest.raises(ValueError, match=r"The weights in .* are damaged"):
+        write_repository(lost, tmp_path / "out", "user/model")
+    (lost / "model.safetensors").unlink()
+    (lost / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1.safetensors"}}')
+    with pytest.raises(ValueError, match=r"lacks model-1\.safetensors: nobody could load"):
+        write_repository(lost, tmp_path / "out", "user/model")
+    for name, text in (("damaged", "{"), ("foreign", '{"a": 1}')):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(b"")
+        (folder / "aswa_trajectory.json").write_text(text)
+        with pytest.raises(ValueError, match="Expected one written by aswa-hf"):
+            write_repository(folder, tmp_path / "out", "user/model")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("lost", ["config.json", "entities.json", "relations.json", "modeling_kge.py"])
+def test_a_run_that_lost_what_its_model_is_loaded_with_is_refused(lost, kge_run, tmp_path):
+    run = shutil.copytree(kge_run, tmp_path / "run")
+    (run / lost).unlink()
+    with pytest.raises(ValueError, match=f"run lacks {lost}: nobody could load its model"):
+        write_repository(run, tmp_path / "out", "user/model")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_with_damaged_or_unfit_files_is_refused_by_their_names(kge_run, tmp_path):
+    run = shutil.copytree(kge_run, tmp_path / "run")
+    for name, text, error in (
+        ("config.json", "{", r"config\.json is not a JSON file \(Expecting"),
+        ("config.json", "[]", r"config\.json does not hold a JSON object"),
+        ("relations.json", '["a"]', r"relations\.json has 1 labels, the model 2 relations"),
+        ("entities.json", '["a", "a"]', r"entities\.json is damaged"),
+    ):
+        kept = (run / name).read_text()
+        (run / name).write_text(text)
+        with pytest.raises(ValueError, match=error):
+            write_repository(run, tmp_path / "out", "user/model")
+        (run / name).write_text(kept)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["", "model", "user/", "user/model/more", "user/my model", "user/model.git"])
+def test_what_is_no_name_of_a_repository_is_refused_before_anything_is_written_or_sent(name, hub, kge_run, tmp_path):
+    with pytest.raises(ValueError, match=f"^'{name}' is not the name of a repository. Expected owner/name"):
+        push(hub, kge_run, name)
+    with pytest.raises(ValueError, match="is not the name of a repository"):
+        write_repository(kge_run, tmp_path / "out", name)
+    assert hub.log == []
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_writes_the_exact_files_and_sends_nothing(hub, kge_run, tmp_path):
+    printed = run_command("push", kge_run, "user/model", "--dry-run", tmp_path / "repository")
+    assert "nothing pushed" in printed
+    push(hub, kge_run)
+    pushed = hub.repos["user/model"].files("main")
+    for path in (tmp_path / "repository").iterdir():
+        assert pushed[path.name] == path.read_bytes()
+    assert set(pushed) - {".gitattributes"} == {path.name for path in (tmp_path / "repository").iterdir()}

@@ -1,0 +1,48 @@
+"""A link predictor whose training is killed and resumed is the one that training would have given anyway."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from killed_runs import assert_bit_identical
+from places import HELPERS
+from safetensors.torch import load_file
+from training import assert_same_tensors
+
+from aswa_hf.trajectory import load_trajectories
+
+COMMANDS = HELPERS / "killed_commands.py"
+
+
+@pytest.mark.parametrize(("scheme", "kills"), [("kvsall", [1, 4]), ("negative_sampling", [3])])
+def test_killed_and_resumed_with_dropout_and_random_negatives_the_run_is_bit_identical(scheme, kills, tmp_path):
+    assert_bit_identical(scheme, tmp_path, "epoch", kills)
+
+
+def test_a_command_killed_twice_and_resumed_gives_the_same_results(tmp_path):
+    train = "train kge --dataset countries --dim 16 --lr 0.02 --batch-size 256 --scheme negative_sampling --epochs 40"
+    # A checkpoint every fourth epoch; the kills come soon after one, and long before the next.
+    command = [sys.executable, str(COMMANDS), str(tmp_path), "9", "21", "--", *train.split()]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr[-3000:]
+
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    results, resumed = (json.loads((folder / "results.json").read_text()) for folder in (straight, killed))
+    assert resumed["command"].endswith("--resume")
+    assert resumed["strategies"] == results["strategies"]
+    assert len({json.dumps(metrics) for metrics in results["strategies"].values()}) >= 3
+    assert_same_tensors(load_file(killed / "model.safetensors"), load_file(straight / "model.safetensors"))
+    for of_straight, of_killed in zip(*(averages(folder) for folder in (straight, killed)), strict=True):
+        assert_same_tensors(of_killed, of_straight)
+    trajectories, again = (load_trajectories(folder / "aswa_trajectory.json")[0] for folder in (straight, killed))
+    assert again.keys() == trajectories.keys() == {"aswa", "swa", "ema", "best", "last"}
+    for name, trajectory in trajectories.items():
+        assert again[name].to_json() == trajectory.to_json()
+        assert len(trajectory) == 40
+
+
+def averages(folder):
+    """Everything that is averaged, from the one checkpoint that is kept."""
+    (checkpoint,) = folder.glob("checkpoint-*")
+    return [load_file(file) for file in sorted(checkpoint.rglob("*.safetensors"))]

@@ -1,0 +1,98 @@
+"""Every example runs with one command; here in its fast mode, and resumed."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+from ddp_run import free_port
+from places import ROOT
+from safetensors.torch import load_file
+
+EXAMPLES = ROOT / "examples"
+
+
+# What starts two processes on the CPU; `accelerate launch --cpu --num_processes 2` starts one.
+TWO_PROCESSES = ["--config_file", str(EXAMPLES / "configs" / "ddp_2cpu.yaml"), "--main_process_port", str(free_port())]
+
+
+def run(example, *arguments, cwd, launch=()):
+    launcher = ["-m", "accelerate.commands.launch", *launch] if launch else []
+    command = [sys.executable, *launcher, str(EXAMPLES / example), *arguments]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    result = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result.stdout
+
+
+def test_trainer_callback_trains_saves_and_resumes(tmp_path):
+    fast = ["--max_train_images", "64", "--disable_tqdm", "true"]
+    output = run("trainer_callback.py", *fast, "--num_train_epochs", "2", cwd=tmp_path)
+    folder = tmp_path / "runs" / "trainer_callback"
+    assert (folder / "model.safetensors").exists()
+    assert (folder / "checkpoint-4" / "aswa" / "average.safetensors").exists()
+    assert [line.split()[0] for line in output.splitlines() if " test accuracy " in line] == ["aswa", "last"]
+
+    resume = ["--num_train_epochs", "3", "--resume_from_checkpoint", str(folder / "checkpoint-4")]
+    run("trainer_callback.py", *fast, *resume, cwd=tmp_path)
+    assert (folder / "checkpoint-6" / "aswa" / "average.safetensors").exists()
+
+
+def test_image_classification_compares_strategies_fge_and_both_runs(tmp_path):
+    output = run(
+        "image_classification.py", "--train_size", "300", "--epochs", "2", "--model", "test_resnet", cwd=tmp_path
+    )
+    rows = [line.split(" test accuracy ") for line in output.splitlines() if " test accuracy " in line]
+    kinds = ("aswa", "swa", "ema", "best", "last", "fge")
+    assert [row[0].strip() for row in rows] == [f"seed {s}, {kind}" for s in (0, 1) for kind in kinds] + ["both runs"]
+    scores = {row[0].strip(): float(row[1]) for row in rows}
+    # Six steps are too few for BatchNorm's running statistics; averaged weights come with fresh ones.
+    learned = ("seed 0, aswa", "seed 0, ema", "seed 1, aswa", "seed 1, ema", "both runs")
+    assert min(scores[name] for name in learned) > 0.2
+    assert scores["both runs"] not in (scores["seed 0, aswa"], scores["seed 1, aswa"])
+    folder = tmp_path / "runs" / "image_classification" / "seed-1"
+    assert (folder / "model.safetensors").exists()
+    assert len(list((folder / "fge").glob("snapshot-*.safetensors"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("example", "fast"),
+    [
+        pytest.param(
+            "image_accelerate.py",
+            ["--train_size", "200", "--model", "test_resnet", "--epochs", "3"],
+            marks=pytest.mark.slow,
+        ),
+        ("kge_accelerate.py", ["--dim", "8", "--batch_size", "200", "--epochs", "6"]),
+    ],
+)
+def test_two_processes_run_an_accelerate_example_and_one_finds_the_same_results(example, fast, tmp_path):
+    def results(output):
+        return {line.split()[0]: float(line.split()[3]) for line in output.splitlines() if " test " in line}
+
+    two = results(run(example, *fast, "--output_dir", "run", cwd=tmp_path, launch=TWO_PROCESSES))
+    assert list(two) == ["aswa", "swa", "ema", "best", "last"]
+    assert all(0 < result <= 1 for result in two.values())
+    folder = tmp_path / "run" / "checkpoints"
+    assert (folder / "aswa_trajectory.json").exists()
+    ranks = next(folder.glob("checkpoint-*/aswa")).glob("rank-*")
+    assert sorted(path.name for path in ranks) == ["rank-0.safetensors", "rank-1.safetensors"]
+
+    # The run is at its end: only the test split is evaluated, by one process instead of two.
+    weights = load_file(tmp_path / "run" / "model.safetensors")
+    assert results(run(example, *fast, "--output_dir", "run", cwd=tmp_path)) == two
+    again = load_file(tmp_path / "run" / "model.safetensors")
+    assert all(torch.equal(weights[name], again[name]) for name in weights)
+
+
+@pytest.mark.parametrize("path", sorted((EXAMPLES / "configs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_accelerate_reads_the_configs(path):
+    config = load_config_from_file(str(path))
+    given = yaml.safe_load(path.read_text())
+    assert config.num_processes == given["num_processes"] == 8 * config.num_machines or "cpu" in path.stem
+    assert config.distributed_type.value == given["distributed_type"]
+    if "fsdp" in path.stem:
+        assert config.fsdp_config["fsdp_version"] == 2

@@ -1,0 +1,273 @@
+"""The paper's tables: their figures, the runs they need, the time these take, and our numbers beside the paper's."""
+
+import json
+import sys
+
+import pytest
+import torch
+from places import ROOT
+from rich.console import Console
+from torch import nn
+
+from aswa_hf.comparison import build_strategies, named_factories
+from aswa_hf.reproduce.clock import Clock, shown
+from aswa_hf.reproduce.figures import paper_figures
+from aswa_hf.reproduce.runs import KGE_SETTINGS, Run, command, epochs_logged, is_trained, plan
+from aswa_hf.reproduce.show import as_terminal_tables, rows, title
+from aswa_hf.reproduce.tables import KGE, STRATEGIES, TABLES, find_dataset, find_models, find_table
+
+LINKS = TABLES["link-prediction"]
+
+
+def write_run(run, folder, scores, seconds=10.0):
+    """A finished run as `train` leaves it, with a test MRR for each strategy."""
+    place = folder / run.name
+    place.mkdir(parents=True)
+    settings = {"dataset": {"name": run.dataset}, "model": run.model, "epochs": run.epochs, "seed": run.seed}
+    settings |= KGE_SETTINGS | {"strategies": list(STRATEGIES[KGE])}
+    (place / "settings.json").write_text(json.dumps(settings))
+    strategies = {name: {"test": {"mrr": score, "hits@1": 0.5}} for name, score in scores.items()}
+    (place / "results.json").write_text(json.dumps({"strategies": strategies, "seconds": {"train": seconds}}))
+
+
+def test_the_papers_swa_averages_from_the_first_epoch_on():
+    model = nn.Linear(1, 1, bias=False)
+    factories = named_factories(["swa", "swa-all"])
+    strategies = build_strategies(factories, model, {"hard_updates": True, "greater_is_better": True}, total=4)
+    for epoch in range(4):
+        with torch.no_grad():
+            model.weight.fill_(float(2**epoch))
+        for strategy in strategies.values():
+            strategy.update(lambda: 0.0)
+    found = {name: strategy.average.averaged["weight"].item() for name, strategy in strategies.items()}
+    assert found == {"swa": 8.0, "swa-all": (1 + 2 + 4 + 8) / 4}
+    assert strategies["swa-all"].alphas == [0.25] * 4
+
+
+def test_the_figures_are_those_of_the_paper():
+    means = {
+        table: {row: tuple(f.mean for f in cells) for row, cells in paper_figures(table).items()} for table in TABLES
+    }
+    assert {table: len(found) for table, found in means.items()} == {
+        "cifar": 24,
+        "cifar-epochs": 9,
+        "cifar-ratios": 4,
+        "link-prediction": 36,
+        "nell": 36,
+        "multi-hop": 12,
+        "train-fit": 24,
+    }
+    assert means["link-prediction"]["FB15K-237", "keci", "aswa"] == (0.256, 0.184, 0.279, 0.398)
+    assert means["link-prediction"]["YAGO3-10", "qmult", "swa-all"] == (0.398, 0.329, 0.439, 0.525)
+    assert means["nell"]["NELL-995-h75", "complex", "last"] == (0.200, 0.142, 0.223, 0.312)
+    assert means["train-fit"]["FB15K-237", "qmult", "aswa"] == (0.666, 0.568, 0.725, 0.843)
+    assert means["multi-hop"]["FB15K-237", "qmult", "aswa"] == (0.004, 0.005, 0.183, 0.002, 0.117, 0.072, 0.003)
+    assert paper_figures("cifar")["CIFAR-10", "preresnet164_cifar", "aswa"] == ((96.27, 0.01),)
+    assert paper_figures("cifar")["CIFAR-100", "wrn28_10_cifar", "fge"] == ((82.27, None),)
+    assert paper_figures("cifar-epochs")["CIFAR-10", "vgg16_cifar", "last"][4] == (89.1, 1.0)
+    assert paper_figures("cifar-ratios")["CIFAR-10:0.2", "vgg16_bn_cifar", "aswa"][-1] == (94.2, 0.0)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_figure_has_a_run_and_a_column(name):
+    table = TABLES[name]
+    for (dataset, model, strategy), cells in paper_figures(name).items():
+        assert dataset.partition(":")[0] in table.datasets
+        assert model in table.models
+        assert strategy in (*STRATEGIES[table.task], *["fge"] * table.fge)
+        assert len(cells) == len(table.figures)
+
+
+def test_tables_that_need_the_same_run_share_it():
+    def names(table):
+        return [run.name for run in plan(TABLES[table], ["complex"], ["FB15K-237"], [0, 1], None)]
+
+    assert names("link-prediction") == ["fb15k-237-complex-0-256", "fb15k-237-complex-1-256"]
+    assert names("link-prediction") == names("train-fit") == names("multi-hop")
+
+
+def test_runs_that_differ_have_different_names():
+    runs = [
+        *plan(TABLES["cifar"], ["vgg16_bn_cifar"], ["CIFAR-10"], [0], None),
+        *plan(TABLES["cifar-epochs"], ["vgg16_bn_cifar"], ["CIFAR-10"], [0], None),
+        *plan(TABLES["cifar-ratios"], ["vgg16_bn_cifar"], ["CIFAR-10"], [0], None),
+        *plan(TABLES["cifar"], ["vgg16_bn_cifar"], ["CIFAR-10"], [0], [30], 10_000, 20),
+    ]
+    assert len({run.name for run in runs}) == len(set(runs)) == len(runs) == 1 + 8 + 16 + 1
+    assert runs[0].name == "cifar-10-vgg16_bn_cifar-0-300-fge"
+    assert runs[-1].name == "cifar-10-vgg16_bn_cifar-0-30-10000images-bn20-fge"
+
+
+def test_without_a_length_a_network_trains_as_long_as_its_recipe():
+    runs = plan(TABLES["cifar"], ["preresnet164_cifar", "wrn28_10_cifar"], ["CIFAR-10"], [0], None)
+    assert [run.epochs for run in runs] == [225, 300]
+
+
+def test_the_command_of_a_single_run_is_told(tmp_path):
+    run = Run(KGE, "UMLS", "keci", 3, 20)
+    assert command(run, "data/kg/UMLS", tmp_path)[:10] == (
+        ["train", "kge", "--dataset", "data/kg/UMLS", "--model", "keci", "--epochs", "20", "--seed", "3"]
+    )
+    (image,) = plan(TABLES["cifar"], ["vgg16_bn_cifar"], ["digits"], [0], [2], 100, None)
+    assert "--train-size 100" in " ".join(command(image, "digits", tmp_path))
+    assert command(image, "digits", tmp_path)[-1] == "--fge"
+
+
+def test_datasets_are_found_whatever_the_spelling(tmp_path):
+    (tmp_path / "kg" / "FB15k-237").mkdir(parents=True)
+    (tmp_path / "cifar10").mkdir()
+    assert find_dataset(LINKS, "fb15K_237", tmp_path) == str(tmp_path / "kg" / "FB15k-237")
+    assert find_dataset(TABLES["cifar"], "CIFAR-10", tmp_path) == str(tmp_path / "cifar10")
+    assert find_dataset(TABLES["cifar"], "CIFAR-100", tmp_path) == "uoft-cs/cifar100"
+    assert find_dataset(LINKS, "Countries-S2", tmp_path / "none") == "countries-s2"
+    assert find_dataset(LINKS, "someone/graph", tmp_path) == "someone/graph"
+    with pytest.raises(ValueError, match=r"YAGO3-10 is missing: there is no folder of that name in .*data"):
+        find_dataset(LINKS, "YAGO3-10", tmp_path / "data")
+    with pytest.raises(ValueError, match="digits is missing"):
+        find_dataset(LINKS, "digits", tmp_path)
+
+
+def test_models_and_tables_that_are_not_there_are_refused():
+    assert find_models(TABLES["cifar"], ["vgg16_bn", "VGG16_BN_cifar"]) == ["vgg16_bn_cifar"]
+    assert find_models(LINKS, None) == ["distmult", "complex", "qmult", "keci"]
+    with pytest.raises(ValueError, match=r"there is no 'vgg16'\. Table link-prediction takes distmult"):
+        find_models(LINKS, ["vgg16"])
+    with pytest.raises(ValueError, match="There is no table 'cifar-1000'"):
+        find_table("cifar-1000")
+
+
+def test_a_folder_with_another_run_is_not_taken_for_this_one(tmp_path):
+    run = Run(KGE, "UMLS", "complex", 0, 256)
+    assert not is_trained(run, tmp_path)
+    write_run(run, tmp_path, {"aswa": 0.9})
+    assert is_trained(run, tmp_path)
+    settings = json.loads((tmp_path / run.name / "settings.json").read_text())
+    (tmp_path / run.name / "settings.json").write_text(json.dumps(settings | {"lr": 0.01, "dim": 32}))
+    with pytest.raises(ValueError, match=r"other settings: dim was 32, is 128; lr was 0.01, is 0.1"):
+        is_trained(run, tmp_path)
+    (tmp_path / run.name / "settings.json").write_text("{")
+    with pytest.raises(ValueError, match=r"settings\.json is not a JSON file"):
+        is_trained(run, tmp_path)
+
+
+def test_cells_hold_our_mean_and_deviation_and_the_difference_from_the_paper(tmp_path):
+    runs = plan(LINKS, ["complex"], ["FB15k-237", "UMLS"], [0, 1, 2], None)
+    write_run(runs[0], tmp_path, {"aswa": 0.2, "swa-all": 0.1, "last": 0.1})
+    write_run(runs[2], tmp_path, {"aswa": 0.3, "swa-all": 0.2, "last": "NaN"})
+    found = {(row["dataset"], row["strategy"]): row["columns"] for row in rows(LINKS, runs, tmp_path)}
+    cell = found["FB15k-237", "aswa"]["mrr"]
+    assert cell == {
+        "ours": pytest.approx(0.25),
+        "deviation": pytest.approx(0.05 * 2**0.5),
+        "runs": 2,
+        "paper": 0.206,
+        "paper_deviation": None,
+        "difference": pytest.approx(0.044),
+    }
+    assert found["FB15k-237", "swa-all"]["mrr"]["difference"] == pytest.approx(0.15 - 0.143)
+    # A score that is no number is no part of a mean.
+    assert found["FB15k-237", "last"]["mrr"]["runs"] == 1
+    assert found["FB15k-237", "best"]["mrr"] == dict.fromkeys(cell) | {"runs": 0}
+    assert found["FB15k-237", "aswa"]["hits@10"]["ours"] is None
+    assert found["FB15k-237", "aswa"]["hits@10"]["paper"] == 0.315
+    assert found["UMLS", "aswa"]["mrr"]["paper"] is None
+
+
+def test_the_table_shows_the_paper_and_the_difference_under_our_number(tmp_path):
+    runs = plan(LINKS, ["complex"], ["FB15k-237"], [0], None)
+    write_run(runs[0], tmp_path, {"aswa": 0.25})
+    console = Console(width=80, record=True, quiet=False, file=(tmp_path / "out").open("w"))
+    for table in as_terminal_tables(LINKS, rows(LINKS, runs, tmp_path)):
+        console.print(table)
+    lines = [line.split() for line in console.export_text().splitlines()]
+    at = lines.index(["aswa", "ours", "0.250", "0.500", "–", "–"])
+    assert lines[at + 1] == ["paper", "0.206", "0.148", "0.223", "0.315"]
+    assert lines[at + 2] == ["differs", "+0.044", "+0.352", "–", "–"]
+    assert ["best", "ours", "–", "–", "–", "–"] in lines
+
+
+def test_the_title_says_when_the_setting_is_not_the_papers():
+    assert "not the setting" not in title(LINKS, plan(LINKS, ["complex"], ["UMLS"], [0], None))
+    short = title(LINKS, plan(LINKS, ["complex"], ["UMLS"], [0, 1], [30]))
+    assert "epochs: 30; seeds: 0, 1; d = 128" in short
+    assert "not the setting of the paper" in short
+    images = TABLES["cifar"]
+    assert "not the setting" not in title(images, plan(images, ["vgg16_cifar"], ["CIFAR-10"], [0], None))
+    assert "100 training images" in title(images, plan(images, ["vgg16_cifar"], ["CIFAR-10"], [0], None, 100))
+
+
+def test_the_time_left_follows_from_the_most_similar_runs(tmp_path):
+    time = [0.0]
+    done, same, other_model, other_data = (
+        Run(KGE, "UMLS", "complex", 0, 100),
+        Run(KGE, "UMLS", "complex", 1, 200),
+        Run(KGE, "UMLS", "keci", 0, 100),
+        Run(KGE, "KINSHIP", "keci", 0, 100),
+    )
+    write_run(done, tmp_path, {}, seconds=50.0)  # half a second an epoch
+    clock = Clock([same, other_model, other_data], tmp_path, [done, same, other_model, other_data], lambda: time[0])
+    assert clock.left() == pytest.approx(100 + 50 + 50)
+    clock.start(same)
+    time[0] = 40.0
+    assert clock.left() == pytest.approx(60 + 50 + 50)
+    time[0] = 400.0  # slower than thought: two seconds an epoch
+    assert clock.stop() == 400.0
+    assert clock.left() == pytest.approx(2 * 100 * (0.5 + 2) / 2)
+    clock.start(other_model)
+    time[0] += 100.0
+    assert clock.stop() == 100.0
+    assert clock.left() == pytest.approx(100 * (0.5 + 2 + 1) / 3)
+    clock.start(other_data)
+    assert clock.left_text() == "about 2 min left"
+    # What its own log tells says more: 10 epochs in 30 seconds.
+    (tmp_path / other_data.name).mkdir()
+    (tmp_path / other_data.name / "train.log").write_text('{"step": 1, "epoch": 10.0}\n{"step": 2, "ep')
+    time[0] += 30.0
+    assert clock.left() == pytest.approx(270)
+    clock.stop(well=False)
+    assert clock.left_text() == "nothing left"
+
+
+def test_nothing_is_foretold_before_anything_is_known(tmp_path):
+    clock = Clock([Run(KGE, "UMLS", "complex", 0, 100)], tmp_path)
+    assert clock.left() is None
+    assert clock.left_text() == "time left unknown"
+    assert [shown(seconds) for seconds in (3.2, 89, 600, 7200)] == ["3 s", "89 s", "10 min", "2.0 h"]
+
+
+def test_the_log_tells_how_far_a_run_is_even_when_torn(tmp_path):
+    run = Run(KGE, "UMLS", "complex", 0, 100)
+    assert epochs_logged(run, tmp_path) == 0
+    (tmp_path / run.name).mkdir()
+    (tmp_path / run.name / "train.log").write_text('{"epoch": 3.0}\n{"epoch": 4.0, "loss"')
+    assert epochs_logged(run, tmp_path) == 3
+
+
+def test_the_tables_of_the_pages_are_those_of_the_kept_results(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import tables
+
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    texts = [page.read_text(encoding="utf-8") for page in pages]
+    assert sum(len(tables.MARKED.findall(text)) for text in texts) > 10
+    for page, text in zip(pages, texts, strict=True):
+        assert tables.MARKED.sub(tables.filled, text) == text, f"{page.name} is not up to date: make tables"
+    sys.modules.pop("tables")
+
+
+def test_what_is_kept_of_a_log_is_a_line_an_epoch(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import collect_results
+
+    entries = [
+        {"epoch": 1.0, "loss": 0.5},
+        {"epoch": 1.0, "eval_mrr": 0.1},
+        {"epoch": 1.0, "eval_last_mrr": 0.1, "eval_aswa_mrr": 0.1, "aswa/decision": 3, "aswa/members": 1},
+        {"epoch": 2.0, "eval_last_mrr": 0.2, "eval_aswa_mrr": 0.25, "aswa/decision": 1, "aswa/members": 2},
+    ]
+    (tmp_path / "train.log").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    assert collect_results.short_log(tmp_path / "train.log").splitlines() == [
+        "epoch\tloss\tlast\taswa\tdecision\tmembers",
+        "1\t0.50000\t0.10000\t0.10000\tinit\t1",
+        "2\t\t0.20000\t0.25000\tsoft\t2",
+    ]
