@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from aswa_hf._utils.files import write_text
-from aswa_hf.hub.card import CONFIG, PICTURE, TRAJECTORY, read_card_data, render
-from aswa_hf.hub.repository import CARD, write_repository
+from aswa_hf.hub.card import read_card_data, render
+from aswa_hf.hub.repository import write_repository
+from aswa_hf.run_folder import CARD, CONFIG, PICTURE, TRAJECTORY
 
 ROOT = Path(__file__).resolve().parent.parent / "model_cards"
 OWNER = "your-name"

@@ -26,6 +26,7 @@ ORDER = [
     "comparison",
     "checkpoint",
     "plotting",
+    "run_folder",
     "kge",
     "vision",
     "hub",

@@ -11,11 +11,12 @@ from typing import Any
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.batchnorm import Batches
 from aswa_hf.checkpoints import rules
-from aswa_hf.checkpoints.evaluation import Evaluate, Evaluation, Judge, load_model, statistics_of
+from aswa_hf.checkpoints.evaluation import Evaluate, Judge, load_model, statistics_of
 from aswa_hf.checkpoints.result import AveragedCheckpoints, finish, refuse_used, scratch_folder
-from aswa_hf.checkpoints.rules import JUDGED, STRATEGIES, Ensemble, written
+from aswa_hf.checkpoints.rules import JUDGED, RULES, Ensemble, written
 from aswa_hf.checkpoints.sources import Paths, find_checkpoints
 from aswa_hf.checkpoints.tensors import Checkpoint
+from aswa_hf.experiments.evaluation import Evaluation, find_evaluation
 from aswa_hf.strategies import BATCHNORM_POLICIES
 
 Progress = Callable[[str, int, int], None]
@@ -110,8 +111,8 @@ def average_checkpoints(
 
 def _checked(strategy: str, decay: float, batchnorm: str | None, evaluate: Any) -> str:
     name = str(strategy).lower().removesuffix("soup").rstrip("-_ ")
-    if name not in STRATEGIES:
-        raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, got {strategy!r}.")
+    if name not in RULES:
+        raise ValueError(f"strategy must be one of {', '.join(RULES)}, got {strategy!r}.")
     if not 0 <= decay < 1:
         raise ValueError(f"decay must be in [0, 1), got {decay}.")
     if batchnorm is not None and batchnorm not in BATCHNORM_POLICIES:
@@ -123,10 +124,8 @@ def _checked(strategy: str, decay: float, batchnorm: str | None, evaluate: Any) 
 
 def _known_evaluation(found: Sequence[Checkpoint], strategy: str, dataset: str | None) -> Evaluation | None:
     """How the checkpoints are judged, if they are those of a run of this package."""
-    from aswa_hf.experiments.evaluation import find_evaluation
-
     try:
-        known = find_evaluation(found, dataset)
+        known = find_evaluation([checkpoint.folder for checkpoint in found], dataset)
     except (ValueError, OSError) as error:
         if strategy in JUDGED or dataset is not None:
             raise

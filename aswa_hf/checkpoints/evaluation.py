@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import traceback
 import weakref
 from collections.abc import Callable, Mapping
@@ -15,30 +14,17 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from aswa_hf import policy
+from aswa_hf._utils.files import read_object
 from aswa_hf._utils.random_state import preserved_rng
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.averaging import persistent_buffers
 from aswa_hf.batchnorm import Batches, Recalibration
-from aswa_hf.checkpoints.sources import CONFIG
 from aswa_hf.checkpoints.tensors import Checkpoint
+from aswa_hf.run_folder import CONFIG
 
 Evaluate = Callable[[Any], Any]
 STATISTICS = (".running_mean", ".running_var")
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """How the checkpoints of a known kind of run are judged."""
-
-    metric: str
-    score: Evaluate
-    """The validation score of a model."""
-    report: Callable[[Any], dict[str, dict[str, float]]]
-    """The metrics of a model by split."""
-    batches: Batches | None = None
-    bn_batches: int | None = None
-    about: dict[str, Any] = field(default_factory=dict)
 
 
 def load_model(checkpoint: Checkpoint) -> Any:
@@ -46,7 +32,7 @@ def load_model(checkpoint: Checkpoint) -> Any:
     folder = checkpoint.folder
     if folder is None or not (folder / CONFIG).is_file():
         return checkpoint.state_dict()
-    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    config = read_object(folder / CONFIG)
     load = _loader(config)
     if load is None:
         return checkpoint.state_dict()

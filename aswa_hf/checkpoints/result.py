@@ -15,11 +15,10 @@ from torch import Tensor
 
 from aswa_hf._utils.files import sync
 from aswa_hf.checkpoint import library_versions
-from aswa_hf.checkpoints.evaluation import Evaluation
 from aswa_hf.checkpoints.tensors import WeightedMean
+from aswa_hf.experiments.evaluation import Evaluation
+from aswa_hf.run_folder import TRAJECTORY
 from aswa_hf.trajectory import Trajectory, encode_number, save_trajectories
-
-TRAJECTORY = "aswa_trajectory.json"
 
 
 @dataclass(frozen=True)

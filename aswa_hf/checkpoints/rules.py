@@ -16,7 +16,7 @@ from aswa_hf.trajectory import Decision, Record, Trajectory
 
 JUDGED = ("aswa", "greedy", "best")
 FIXED = ("swa", "ema", "uniform", "last")
-STRATEGIES = (*JUDGED, *FIXED)
+RULES = (*JUDGED, *FIXED)
 
 
 @dataclass

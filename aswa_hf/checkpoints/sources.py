@@ -9,18 +9,28 @@ from pathlib import Path
 from typing import Any
 
 from aswa_hf._utils.files import read_object, refuse_mistyped
-from aswa_hf.checkpoints.tensors import WEIGHTS, Checkpoint, check_same_tensors, read_checkpoint
+from aswa_hf.checkpoints.tensors import WHOLE_WEIGHTS, Checkpoint, check_same_tensors, read_checkpoint
+from aswa_hf.run_folder import (
+    ADAPTER_CONFIG,
+    CARD,
+    CONFIG,
+    RESULTS,
+    SETTINGS,
+    TRAINER_STATE,
+    TRAJECTORY,
+    WEIGHTS,
+    checkpoint_step,
+    checkpoints,
+)
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-TRAINER_STATE = "trainer_state.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # Other formats of the same weights, which a repository may hold too.
 UNREAD = (*PICKLES, ".h5", ".msgpack", ".onnx", ".gguf", ".ot", ".tflite", ".npz")
 # What tells of one checkpoint or one run alone, and not of their average.
-OF_ONE_CHECKPOINT = (TRAINER_STATE, "aswa_trajectory.json", "results.json", "settings.json", "all_results.json",
-    "train_results.json", "eval_results.json", "README.md")  # fmt: skip
-CONFIG = "config.json"
+OF_ONE_CHECKPOINT = (TRAINER_STATE, TRAJECTORY, RESULTS, SETTINGS, "all_results.json",
+    "train_results.json", "eval_results.json", CARD)  # fmt: skip
 _REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
@@ -77,8 +87,7 @@ def _of_several(path: str | os.PathLike[str], report: Callable[[str], None]) -> 
 
 def _of_run(folder: Path) -> list[Checkpoint]:
     """The checkpoint-N of a folder by their numbers; none may be half-written."""
-    numbered = {int(path.name.rpartition("-")[2]): path for path in folder.glob("checkpoint-*") if _is_numbered(path)}
-    ordered = [numbered[number] for number in sorted(numbered)]
+    ordered = checkpoints(folder)
     whole = [path for path in ordered if (path / TRAINER_STATE).is_file()]
     # Where the Trainer wrote some of them, its state is what it writes last.
     if whole and (unfinished := next((path for path in ordered if path not in whole), None)):
@@ -89,17 +98,13 @@ def _of_run(folder: Path) -> list[Checkpoint]:
     return [_of_folder(path) for path in ordered]
 
 
-def _is_numbered(path: Path) -> bool:
-    return path.is_dir() and path.name.rpartition("-")[2].isdecimal()
-
-
 def _of_folder(folder: Path, name: str | None = None) -> Checkpoint:
     """The checkpoint in a folder, which may be in shards."""
     files, index = _weights(folder)
     if not files:
         raise ValueError(_no_weights(folder, [path.name for path in folder.iterdir()]))
     _refuse_quantized(folder)
-    number = int(folder.name.rpartition("-")[2]) if _is_numbered(folder) else None
+    number = checkpoint_step(folder) if folder in checkpoints(folder.parent) else None
     state = read_object(folder / TRAINER_STATE) if (folder / TRAINER_STATE).is_file() else {}
     place = {"step": state.get("global_step", number), "epoch": state.get("epoch")}
     checkpoint = read_checkpoint(name or folder.resolve().name, files, index, folder=folder, **place)
@@ -115,14 +120,14 @@ def _of_file(path: Path) -> Checkpoint:
         raise ValueError(_pickle(str(path)))
     if path.suffix != ".safetensors":
         raise ValueError(f"{path} is no checkpoint. Expected a .safetensors file or a folder with one.")
-    if path.name in WEIGHTS and any((path.parent / name).is_file() for name in (CONFIG, "adapter_config.json")):
+    if path.name in WHOLE_WEIGHTS and any((path.parent / name).is_file() for name in (CONFIG, ADAPTER_CONFIG)):
         return _of_folder(path.parent)
     return read_checkpoint(path.stem, [path])
 
 
 def _weights(folder: Path) -> tuple[list[Path], Path | None]:
     """The files with the weights of a folder, and their index if they are shards."""
-    for name in WEIGHTS:
+    for name in WHOLE_WEIGHTS:
         if (folder / name).is_file():
             return [folder / name], None
     indices = sorted(folder.glob("*.safetensors.index.json"))
@@ -142,7 +147,7 @@ def _no_weights(place: Any, names: Sequence[str]) -> str:
         return _pickle(f"{place}/{pickle}")
     if pickle := next((name for name in sorted(names) if name.endswith((".pt", ".pth", ".ckpt"))), None):
         return _pickle(f"{place}/{pickle}")
-    return f"{place} holds no checkpoint: there is neither a {WEIGHTS[0]} in it nor a checkpoint-N with one."
+    return f"{place} holds no checkpoint: there is neither a {WEIGHTS} in it nor a checkpoint-N with one."
 
 
 def _pickle(path: str) -> str:

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aswa_hf.run_folder import ADAPTER_WEIGHTS, WEIGHTS
+
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -30,7 +32,7 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
+WHOLE_WEIGHTS = (WEIGHTS, ADAPTER_WEIGHTS)
 PIECE = 1 << 15  # elements: they stay in the cache, and torch does not wait for other threads to add so few
 LONGEST_HEADER = 100 << 20  # bytes, as the format says
 
@@ -84,7 +86,7 @@ class Checkpoint:
 
     def name_of(self, file: Path) -> str:
         """What one of the files is called in a folder that transformers loads."""
-        return file.name if self.folder is not None or file.name in WEIGHTS else WEIGHTS[0]
+        return file.name if self.folder is not None or file.name in WHOLE_WEIGHTS else WEIGHTS
 
     def state_dict(self) -> dict[str, Tensor]:
         """All tensors, by name."""

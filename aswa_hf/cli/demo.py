@@ -46,14 +46,15 @@ def demo(
     from rich.console import Console
 
     from aswa_hf.cli.demo_kge import demo_kge
-    from aswa_hf.experiments.progress import narrated, story
-    from aswa_hf.experiments.running import PICTURE, draw, write_results
+    from aswa_hf.experiments.progress import decision_summary, decisions_shown
+    from aswa_hf.experiments.running import write_results
+    from aswa_hf.run_folder import PICTURE
 
     console = Console()
     trainer, callback, test_set = _prepare(model, epochs, seed, output_dir)
     console.print(f"Training [bold]{model}[/bold] on handwritten digits, {epochs} epochs:")
     start = time.perf_counter()
-    with narrated(trainer, callback, console):
+    with decisions_shown(trainer, callback, console):
         trainer.train()
     seconds = {"train": time.perf_counter() - start}
 
@@ -67,10 +68,15 @@ def demo(
         name: {"validation": {"accuracy": strategies[name].score}, "test": {"accuracy": test}}
         for name, test in scores.items()
     }
-    about = {"task": "image-classification", "dataset": "digits", "model": model, "seed": seed, "epochs": epochs}
-    write_results(output_dir, results, seconds, **about)
-    draw(output_dir, strategies, "accuracy", f"{model} on handwritten digits")
-    console.print(story(strategies["aswa"]))
+    about: dict[str, Any] = {
+        "task": "image-classification",
+        "dataset": "digits",
+        "model": model,
+        "seed": seed,
+        "epochs": epochs,
+    }
+    write_results(output_dir, callback, results, seconds, **about)
+    console.print(decision_summary(strategies["aswa"]))
     console.print(f"Written: {output_dir / PICTURE}; more: aswa-hf report {output_dir}", soft_wrap=True)
     demo_kge(console, output_dir, seed)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from transformers import set_seed
 
-from aswa_hf.experiments.progress import narrated, story
+from aswa_hf.experiments.progress import decision_summary, decisions_shown
 from aswa_hf.kge import ComplEx, KGETrainer, LinkPredictor, load_kg, paper_arguments
 from aswa_hf.trainer import ASWACallback
 
@@ -29,10 +29,10 @@ def demo_kge(console: Console, output_dir: Path, seed: int) -> None:
     callback = ASWACallback(trainer, metric="mrr", strategies=("aswa", "best", "last"))
     trainer.add_callback(callback)
     console.print(f"\nTraining [bold]ComplEx[/bold] on {kg.num_entities} countries and regions, {EPOCHS} epochs …")
-    with narrated(trainer, callback, console, show="none"):
+    with decisions_shown(trainer, callback, console, show="none"):
         trainer.train()
     trainer.save_model()
-    console.print(story(callback.strategies["aswa"]))
+    console.print(decision_summary(callback.strategies["aswa"]))
 
     for name in ("last", "best", "aswa"):
         with callback.strategies[name].swapped():

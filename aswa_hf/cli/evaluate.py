@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +14,7 @@ from aswa_hf.cli.query import BEAM, TNORM, TRUTH
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from aswa_hf.kge import KnowledgeGraph, LinkPredictor
+    from aswa_hf.kge import KnowledgeGraph
 
 
 def evaluate(
@@ -49,6 +49,7 @@ def evaluate(
 
     Example: `aswa-hf evaluate runs/umls --dataset data/UMLS --queries all --strategies last,swa,aswa`
     """
+    from aswa_hf.experiments.evaluation import each_strategy, strategy_weights
     from aswa_hf.kge import LinkPredictor, evaluate_link_prediction, evaluate_queries, load_kg
 
     if dataset is None and (queries is None or not _is_file(queries)):
@@ -69,7 +70,9 @@ def evaluate(
         found = measured()
     else:
         names = list(dict.fromkeys(name.strip() for name in strategies.split(",")))
-        weights = _with_weights(predictor, model, names)
+        if (checkpoint := strategy_weights(Path(model)).parent.parent) != Path(model):
+            typer.echo(f"These are the weights at {checkpoint.name}, before its own epoch counted.", err=True)
+        weights = each_strategy(predictor.model, model, names)
         found = {name: measured() for name in _progress(weights, "evaluating", len(names))}
     if as_json:
         typer.echo(json.dumps(found))
@@ -102,40 +105,6 @@ def _queries(asked: str, kg: KnowledgeGraph | None, per_shape: int, seed: int) -
     return concatenate_datasets(
         [generate_queries(kg, shape, per_shape, seed) for shape in _progress(shapes, "sampling queries", len(shapes))]
     )
-
-
-def _with_weights(predictor: LinkPredictor, run: str, names: list[str]) -> Iterator[str]:
-    """The names of strategies, each while its weights are in the model."""
-    from safetensors import safe_open
-
-    with safe_open(_weights_file(Path(run)), framework="pt") as file:
-        keys = list(file.keys())
-        known = dict.fromkeys(key.partition("/")[0] for key in keys)
-        if unknown := [name for name in names if name not in known]:
-            raise ValueError(f"The run has no weights of a strategy {unknown[0]!r}. It has {', '.join(known)}.")
-        for name in names:
-            prefix = f"{name}/averaged/"
-            weights = {key.removeprefix(prefix): file.get_tensor(key) for key in keys if key.startswith(prefix)}
-            predictor.model.load_state_dict(weights)
-            yield name
-
-
-def _weights_file(run: Path) -> Path:
-    """Where a run keeps the weights of its strategies: at its end, else at its last checkpoint."""
-    from aswa_hf.checkpoint import AVERAGE_FILE
-    from aswa_hf.experiments.running import last_whole_checkpoint
-    from aswa_hf.trainer.files import STATE_FOLDER
-
-    if (run / STATE_FOLDER / AVERAGE_FILE).is_file():
-        return run / STATE_FOLDER / AVERAGE_FILE
-    checkpoint = last_whole_checkpoint(run)
-    path = Path(checkpoint or run) / STATE_FOLDER / AVERAGE_FILE
-    if not path.is_file():
-        raise ValueError(f"--strategies needs a run folder that keeps the weights of its strategies, got {run}.")
-    typer.echo(
-        f"These are the strategies' weights at {path.parent.parent.name}, before its own epoch counted.", err=True
-    )
-    return path
 
 
 def _progress(items: Iterable[str], what: str, total: int) -> Iterable[str]:

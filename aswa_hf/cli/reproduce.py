@@ -64,8 +64,7 @@ def reproduce(
         asked,
         _numbers(seeds, "--seeds", least=0),
         lengths,
-        train_size,
-        bn_batches,
+        **({} if chosen.task != IMAGES else {"train_size": train_size, "bn_batches": bn_batches}),
     )
     console = Console(file=sys.stderr)  # this very stream, also while runs speak to files of their own
     sources, missing = {}, {}

@@ -1,80 +1,92 @@
-"""How the checkpoints of a run are judged again, by the settings that the run has written down."""
+"""How the weights of a finished run are evaluated again, by the settings in its folder."""
 
 from __future__ import annotations
 
-import json
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aswa_hf.checkpoints import Evaluation
+from aswa_hf._utils.files import read_object
+from aswa_hf.batchnorm import Batches
+from aswa_hf.checkpoint import AVERAGE_FILE
+from aswa_hf.experiments.settings import ImageRun, KGERun, run_of
+from aswa_hf.run_folder import CONFIG, SETTINGS, STATE_FOLDER, last_trainer_checkpoint
 
 if TYPE_CHECKING:
-    from aswa_hf.checkpoints.tensors import Checkpoint
+    from aswa_hf.kge import KGEModel
 
-SETTINGS, RESULTS, CONFIG = "settings.json", "results.json", "config.json"
 SPLITS = ("validation", "test")
 # What decides which images a run has held out.
 HELD_OUT = ("dataset", "val_ratio", "train_size", "seed", "image_size")
 
 
-def find_evaluation(checkpoints: Sequence[Checkpoint], dataset: str | None = None) -> Evaluation | None:
+@dataclass(frozen=True)
+class Evaluation:
+    """How the checkpoints of a known kind of run are evaluated."""
+
+    metric: str
+    score: Callable[[Any], Any]
+    """The validation score of a model."""
+    report: Callable[[Any], dict[str, dict[str, float]]]
+    """The metrics of a model by split."""
+    batches: Batches | None = None
+    bn_batches: int | None = None
+    about: dict[str, Any] = field(default_factory=dict)
+
+
+def find_evaluation(folders: Sequence[Path | None], dataset: str | None = None) -> Evaluation | None:
     """The evaluation of checkpoints of `aswa-hf train`, or of a link predictor on a given dataset; else None."""
-    runs = list(dict.fromkeys(run for run in map(_run_of, checkpoints) if run is not None))
+    runs = list(dict.fromkeys(run for run in map(_run_of, folders) if run is not None))
     if not runs:
-        kinds = {_config(checkpoint).get("model_type") for checkpoint in checkpoints}
         if dataset is None:
             return None
-        if kinds != {"kge"}:
+        if {_model_type(folder) for folder in folders} != {"kge"}:
             raise ValueError("A dataset is all that is needed for link predictors only; give an evaluation instead.")
-        return _link_prediction(checkpoints, {}, dataset)
-    settings = [json.loads((run / SETTINGS).read_text(encoding="utf-8")) for run in runs]
-    is_image = "recipe" in settings[0]
+        return _link_prediction(folders[0], None, {}, dataset)
+    settings = [read_object(run / SETTINGS) for run in runs]
+    first = run_of(settings[0])
     for run, other in zip(runs[1:], settings[1:], strict=True):
-        for name in HELD_OUT if is_image else ("dataset",):
-            if other.get(name) != settings[0].get(name):
+        for name in HELD_OUT if isinstance(first, ImageRun) else ("dataset",):
+            if _identity(other.get(name)) != _identity(settings[0].get(name)):
                 raise ValueError(
-                    f"{run} was trained with {name} {other.get(name)}, {runs[0]} with {settings[0].get(name)}: "
-                    "what one was trained on cannot judge the other. Give an evaluation of your own."
+                    f"{run} was trained with {name} {_identity(other.get(name))}, {runs[0]} with "
+                    f"{_identity(settings[0].get(name))}: the data of one cannot evaluate the other. Give an "
+                    "evaluation of your own."
                 )
-    source = dataset or _source(runs[0], settings[0])
-    return _images(settings[0], source) if is_image else _link_prediction(checkpoints, settings[0], source)
+    sizes = {split: size for split, size in settings[0]["dataset"].items() if isinstance(size, int)}
+    source = dataset or first.dataset
+    if isinstance(first, ImageRun):
+        return _images(first, sizes, source)
+    return _link_prediction(folders[0], first, sizes, source)
 
 
-def _run_of(checkpoint: Checkpoint) -> Path | None:
+def _identity(value: Any) -> Any:
+    """A setting without the place of the data, which may have been moved."""
+    return {key: item for key, item in value.items() if key != "source"} if isinstance(value, Mapping) else value
+
+
+def _run_of(checkpoint: Path | None) -> Path | None:
     """The folder of the run that wrote a checkpoint."""
-    if checkpoint.folder is None:
+    if checkpoint is None:
         return None
-    folder = checkpoint.folder.resolve()
+    folder = checkpoint.resolve()
     return next((place for place in (folder, folder.parent) if (place / SETTINGS).is_file()), None)
 
 
-def _config(checkpoint: Checkpoint) -> dict[str, Any]:
-    path = (checkpoint.folder or Path()) / CONFIG
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found if checkpoint.folder else {}
+def _model_type(folder: Path | None) -> Any:
+    path = None if folder is None else folder / CONFIG
+    return read_object(path).get("model_type") if path is not None and path.is_file() else None
 
 
-def _source(run: Path, settings: Mapping[str, Any]) -> str:
-    """The dataset as it was given: the settings keep the name of a folder, and not its path."""
-    if (run / RESULTS).is_file():
-        command = shlex.split(json.loads((run / RESULTS).read_text(encoding="utf-8")).get("command", ""))
-        for option, value in zip(command, [*command[1:], ""], strict=True):
-            given = value if option == "--dataset" else option.removeprefix("--dataset=")
-            if given != option and Path(given).is_dir():
-                return given
-    return str(settings["dataset"]["name"])
-
-
-def _check_sizes(settings: Mapping[str, Any], source: str, sizes: Mapping[str, int]) -> None:
-    """Refuses data that are not those of the run."""
-    expected = {split: settings.get("dataset", {}).get(split, sizes[split]) for split in sizes}
-    if expected != dict(sizes):
+def _check_sizes(expected: Mapping[str, int], source: str, sizes: Mapping[str, int]) -> None:
+    """Raises for data that are not those of the run."""
+    known = {split: expected.get(split, sizes[split]) for split in sizes}
+    if known != dict(sizes):
         raise ValueError(
-            f"The run had {_listed(expected)} examples, but {source!r} has {_listed(sizes)}. Give the run's dataset "
-            "with --dataset (dataset=)."
+            f"The run had {_listed(known)} examples, but {source!r} has {_listed(sizes)}. Give the run's dataset with "
+            "--dataset (dataset=)."
         )
 
 
@@ -82,7 +94,7 @@ def _listed(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {split}" for split, count in sizes.items())
 
 
-def _link_prediction(checkpoints: Sequence[Checkpoint], settings: Mapping[str, Any], source: str) -> Evaluation:
+def _link_prediction(folder: Path | None, run: KGERun | None, expected: Mapping[str, int], source: str) -> Evaluation:
     from aswa_hf.kge import KGVocab, evaluate_link_prediction, load_kg
 
     try:
@@ -91,16 +103,18 @@ def _link_prediction(checkpoints: Sequence[Checkpoint], settings: Mapping[str, A
         raise ValueError(
             f"The graph of the run could not be loaded; give it with --dataset (dataset=). {error}"
         ) from None
-    _check_sizes(settings, source, {split: len(kg[split]) for split in kg})
-    vocab = KGVocab.from_pretrained(checkpoints[0].folder or "")
+    _check_sizes(expected, source, {split: len(kg[split]) for split in kg})
+    vocab = KGVocab.from_pretrained(folder or "")
     if (vocab.entities, vocab.relations) != (kg.vocab.entities, kg.vocab.relations):
         raise ValueError(f"{source!r} has other entities or relations than the checkpoints were trained on.")
     measure = partial(_on_device, lambda model, split: evaluate_link_prediction(model, kg, split))
-    about = {"task": "link-prediction", "dataset": kg.name, "model": settings.get("model")}
-    return _evaluation("mrr", measure, about=about | _of_the_run(settings))
+    about: dict[str, Any] = {"task": KGERun.task, "dataset": kg.name, "model": run.model if run else None}
+    return _evaluation(KGERun.metric, measure, about=about | _numbers_of(run))
 
 
-def _images(settings: Mapping[str, Any], source: str) -> Evaluation:
+def _images(run: ImageRun, expected: Mapping[str, int], source: str) -> Evaluation:
+    from dataclasses import replace
+
     from torch.utils.data import DataLoader
 
     from aswa_hf.experiments.image import load_images
@@ -108,27 +122,25 @@ def _images(settings: Mapping[str, Any], source: str) -> Evaluation:
     from aswa_hf.vision.images import as_it_is
 
     try:
-        splits = load_images(source, settings["val_ratio"], settings["seed"], settings["train_size"])
+        splits = load_images(replace(run, dataset=source))
     except (ValueError, OSError) as error:
         raise ValueError(
             f"The images of the run could not be loaded; give them with --dataset (dataset=). {error}"
         ) from None
-    _check_sizes(settings, source, {split: len(rows) for split, rows in splits.items()})
+    _check_sizes(expected, source, {split: len(rows) for split, rows in splits.items()})
     images = {
-        split: ImageTensors(rows, size=settings["image_size"], augment=split == "train" and settings["augment"])
+        split: ImageTensors(rows, size=run.image_size, augment=split == "train" and bool(run.augment))
         for split, rows in splits.items()
     }
     loaders = {split: DataLoader(images[split], batch_size=250, collate_fn=as_it_is) for split in SPLITS}
-    train = DataLoader(images["train"], batch_size=settings["batch_size"], shuffle=True, collate_fn=as_it_is)
+    train = DataLoader(images["train"], batch_size=run.batch_size, shuffle=True, collate_fn=as_it_is)
     measure = partial(_on_device, lambda model, split: _classification(model, loaders[split]))
-    about = {"task": "image-classification", "dataset": settings["dataset"]["name"], "model": settings["model"]}
-    return _evaluation(
-        "accuracy", measure, about=about | _of_the_run(settings), batches=train, bn_batches=settings["bn_batches"]
-    )
+    about = {"task": run.task, "dataset": run.dataset_name, "model": run.model}
+    return _evaluation(run.metric, measure, about=about | _numbers_of(run), batches=train, bn_batches=run.bn_batches)
 
 
-def _of_the_run(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: settings[name] for name in ("seed", "epochs") if name in settings}
+def _numbers_of(run: KGERun | ImageRun | None) -> dict[str, Any]:
+    return {} if run is None else {"seed": run.seed, "epochs": run.epochs}
 
 
 def _evaluation(metric: str, measure: Any, **options: Any) -> Evaluation:
@@ -161,3 +173,29 @@ def _classification(model: Any, loader: Any) -> dict[str, float]:
             loss += float(torch.nn.functional.cross_entropy(logits, labels, reduction="sum"))
             seen += len(labels)
     return {"accuracy": right / seen, "loss": loss / seen}
+
+
+def each_strategy(model: KGEModel, run: str | Path, names: Sequence[str]) -> Iterator[str]:
+    """Yields the names of strategies of a run, each while its weights are in the model."""
+    from safetensors import safe_open
+
+    with safe_open(strategy_weights(Path(run)), framework="pt") as file:
+        keys = list(file.keys())
+        known = dict.fromkeys(key.partition("/")[0] for key in keys)
+        if missing := [name for name in names if name not in known]:
+            raise ValueError(f"The run has no weights of a strategy {missing[0]!r}. It has {', '.join(known)}.")
+        for name in names:
+            prefix = f"{name}/averaged/"
+            model.load_state_dict(
+                {key.removeprefix(prefix): file.get_tensor(key) for key in keys if key.startswith(prefix)}
+            )
+            yield name
+
+
+def strategy_weights(run: Path) -> Path:
+    """The file with the weights of a run's strategies: at its end, else at its last checkpoint."""
+    places = [run, *([last] if (last := last_trainer_checkpoint(run)) else [])]
+    for folder in places:
+        if (folder / STATE_FOLDER / AVERAGE_FILE).is_file():
+            return folder / STATE_FOLDER / AVERAGE_FILE
+    raise ValueError(f"--strategies needs a run folder that keeps the weights of its strategies, got {run}.")

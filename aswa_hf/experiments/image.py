@@ -1,11 +1,11 @@
-"""A run of `aswa-hf train image`."""
+"""A training run of an image classifier."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,28 +17,27 @@ from rich.console import Console
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
-from transformers import TrainingArguments, set_seed
+from transformers import TrainerCallback, TrainingArguments, set_seed
 
 from aswa_hf._utils.distributed import wait_for_all
-from aswa_hf._utils.files import write_text
+from aswa_hf._utils.files import read_object
 from aswa_hf.comparison import named_factories
-from aswa_hf.experiments.progress import steps_shown
+from aswa_hf.experiments.progress import results_table, steps_shown
 from aswa_hf.experiments.running import (
-    LOG,
-    SETTINGS,
+    SPLITS,
+    FinishedRun,
     LogFile,
-    checked_folder,
-    draw,
-    epochs_done,
+    checkpoint_to_resume,
     is_main_process,
     keep_settings,
-    last_whole_checkpoint,
-    results_table,
     run_console,
     save_every_tenth,
+    sole_run,
     train_and_evaluate,
     write_results,
 )
+from aswa_hf.experiments.settings import ImageRun
+from aswa_hf.run_folder import LOG, SETTINGS, epochs_done, last_trainer_checkpoint, write_json
 from aswa_hf.strategies import SWA
 from aswa_hf.trainer import ASWACallback
 from aswa_hf.trainer.hub import image_example
@@ -54,86 +53,60 @@ DIGITS_FOR_TRAINING = 1300
 
 
 def train_image(
+    run: ImageRun,
+    output_dir: str | Path | None = None,
     *,
-    dataset: str,
-    output_dir: Path,
-    model_name: str,
-    recipe_name: str | None,
-    epochs: int | None,
-    batch_size: int | None,
-    lr: float | None,
-    strategies: list[str],
-    fge: bool,
-    fge_cycle: float | None,
-    image_size: int | None,
-    augment: bool | None,
-    val_ratio: float,
-    train_size: int | None,
-    bn_batches: int | None,
-    precision: str,
-    seed: int,
-    resume: bool,
-    keep: int = 1,
-) -> dict[str, Any]:
-    """Trains an image classifier and fills its run folder; gives what results.json holds."""
-    console = run_console()
-    check_timm_name(model_name)
-    factories: Any = named_factories(strategies)
-    checkpoint = checked_folder(output_dir, resume)
-    splits = load_images(dataset, val_ratio, seed, train_size)
-    preset = timm.get_pretrained_cfg(model_name)
-    size = image_size or (preset.input_size[-1] if preset else None)
-    images = {
-        split: ImageTensors(rows, size=size, augment=split == "train" and _augments(augment, dataset))
-        for split, rows in splits.items()
-    }
-    recipe_name, recipe = find_recipe(recipe_name, model_name, images["train"].num_classes)
-    recipe = recipe.lasting(epochs or recipe.epochs).at_rate(recipe.lr if lr is None else lr)
-    recipe = replace(
-        recipe,
-        batch_size=batch_size or recipe.batch_size,
-        fge_cycle=recipe.fge_cycle if fge_cycle is None else fge_cycle,
-    )
-    fge_folder = output_dir / "fge"
-    if fge:
-        _check_fge(recipe, fge_folder / START, checkpoint)
-    set_seed(seed)
-    model = _build(model_name, images["train"])
-    parts = ", ".join(f"{len(rows):,} {split}" for split, rows in images.items())
-    size, classes = images["train"].size, images["train"].num_classes
-    name = Path(dataset).name if Path(dataset).is_dir() else dataset
-    console.print(f"{dataset}: {parts} images, {classes} classes, {size}×{size} pixels")
-    console.print(f"{model_name} by recipe {recipe_name}: {recipe.summary()}")
+    resume: bool = False,
+    callbacks: Sequence[TrainerCallback] = (),
+) -> FinishedRun:
+    """Trains an image classifier and fills its run folder, by default `runs/<dataset>-<model>-<seed>`.
 
-    options: dict[str, Any] = {"seed": seed, "disable_tqdm": True, "save_strategy": "steps", "save_total_limit": keep}
-    args = image_arguments(output_dir, recipe, precision=precision, **options)
-    trainer = ImageTrainer(model, args, recipe, train_dataset=images["train"], eval_dataset=images["validation"])
+    >>> finished = train_image(ImageRun(dataset="digits", epochs=20, val_ratio=0.3))
+    >>> finished.results["strategies"]["aswa"]["test"]["accuracy"]
+    """
+    folder = Path("runs") / run.name if output_dir is None else Path(output_dir)
+    with sole_run(folder):
+        return _train(run, folder, resume, callbacks)
+
+
+def _train(run: ImageRun, folder: Path, resume: bool, callbacks: Sequence[TrainerCallback]) -> FinishedRun:
+    console = run_console()
+    check_timm_name(run.model)
+    factories: Any = named_factories(run.strategies)
+    checkpoint = checkpoint_to_resume(folder, resume)
+    splits = load_images(run)
+    preset = timm.get_pretrained_cfg(run.model)
+    size = run.image_size or (preset.input_size[-1] if preset else None)
+    # A mirrored digit is not a digit.
+    augment = run.dataset != "digits" if run.augment is None else run.augment
+    images = {
+        split: ImageTensors(rows, size=size, augment=augment and split == "train") for split, rows in splits.items()
+    }
+    run, recipe = _resolved(run, images["train"])
+    fge_folder = folder / "fge"
+    if run.fge:
+        _check_fge(recipe, fge_folder / START, checkpoint)
+    set_seed(run.seed)
+    model = _build(run.model, images["train"])
+    sizes = {split: len(rows) for split, rows in images.items()}
+    parts = ", ".join(f"{count:,} {split}" for split, count in sizes.items())
+    size, classes = images["train"].size, images["train"].num_classes
+    console.print(f"{run.dataset}: {parts} images, {classes} classes, {size}×{size} pixels")
+    console.print(f"{run.model} by recipe {run.recipe}: {recipe.summary()}")
+
+    options: dict[str, Any] = {"seed": run.seed, "disable_tqdm": True, "save_strategy": "steps"}
+    args = image_arguments(folder, recipe, precision=run.precision, save_total_limit=run.keep, **options)
+    data = {"train_dataset": images["train"], "eval_dataset": images["validation"]}
+    trainer = ImageTrainer(model, args, recipe, callbacks=list(callbacks), **data)
     if "swa" in factories:
         # The epoch at which the learning rate is ready for it.
-        factories["swa"] = lambda model: SWA(model, start=recipe.swa_start - 1, bn_batches=bn_batches)
+        factories["swa"] = lambda model: SWA(model, start=recipe.swa_start - 1, bn_batches=run.bn_batches)
     callback = ASWACallback(
-        trainer, metric="accuracy", strategies=factories, apply=strategies[0], bn_batches=bn_batches
+        trainer, metric=run.metric, strategies=factories, apply=run.strategies[0], bn_batches=run.bn_batches
     )
-    if fge:
+    if run.fge:
         trainer.add_callback(SaveWeights(fge_folder / START, recipe.fge_epoch))
-    counts = {split: len(rows) for split, rows in images.items()}
-    settings = {
-        "dataset": {"name": name, **counts},
-        "model": model_name,
-        "recipe": recipe_name,
-        "epochs": recipe.epochs,
-        "batch_size": recipe.batch_size,
-        "lr": recipe.lr,
-        "strategies": strategies,
-        "image_size": size,
-        "augment": images["train"].augment,
-        "val_ratio": val_ratio,
-        "train_size": train_size,
-        "bn_batches": bn_batches,
-        "precision": chosen_precision(precision),
-        "seed": seed,
-    }
-    keep_settings(args, settings, checkpoint)
+    keep_settings(run, sizes, args, checkpoint)
 
     def evaluate(split: str) -> dict[str, float]:
         found = trainer.evaluate(images[split], metric_key_prefix=split)
@@ -141,47 +114,52 @@ def train_image(
 
     results, seconds = train_and_evaluate(trainer, callback, checkpoint, evaluate, console)
     example = image_example(model, images["test"], "test")
-    if fge:
+    if run.fge:
         start = time.perf_counter()
-        options |= {"precision": precision, "num_train_epochs": recipe.fge_epochs, "eval_strategy": "no"}
-        options["save_total_limit"] = 1
-        results["fge"] = _fge(model, image_arguments(fge_folder, recipe, **options), recipe, images, console)
+        options |= {"precision": run.precision, "num_train_epochs": recipe.fge_epochs, "eval_strategy": "no"}
+        fge_args = image_arguments(fge_folder, recipe, save_total_limit=1, **options)
+        results["fge"] = _fge(model, fge_args, recipe, images, console)
         seconds["fge"] = time.perf_counter() - start
-    content = write_results(
-        output_dir,
-        results,
-        seconds,
-        task="image-classification",
-        dataset=name,
-        model=model_name,
-        seed=seed,
-        epochs=recipe.epochs,
-        recipe=recipe_name,
-        images=counts,
-        bn_batches=bn_batches,
-        example=example,
-    )
-    draw(output_dir, callback.strategies, "accuracy", f"{model_name} on {Path(name).name}")
+        callback.strategies[run.strategies[0]].apply()
+    about = {"recipe": run.recipe, "images": sizes, "bn_batches": run.bn_batches, "example": example}
+    content = write_results(folder, callback, results, seconds, **run.describe(folder), **about)
     console.print(results_table(results, {"accuracy": ""}, "Accuracy (%)"))
-    registered = "import aswa_hf.vision; " if model_name.endswith("_cifar") else ""
-    code = f'{registered}timm.create_model("local-dir:{output_dir}", pretrained=True)'
-    console.print(f"Written to {output_dir}; loaded by: {code}", soft_wrap=True)
-    return content
+    registered = "import aswa_hf.vision; " if run.model.endswith("_cifar") else ""
+    code = f'{registered}timm.create_model("local-dir:{folder}", pretrained=True)'
+    console.print(f"Written to {folder}; loaded by: {code}", soft_wrap=True)
+    return FinishedRun(folder, content, model, callback.strategies)
 
 
-def load_images(dataset: str, val_ratio: float, seed: int, train_size: int | None) -> DatasetDict:
-    """The splits that a run trains and is judged on, of the built-in digits too."""
-    if dataset != "digits":
-        return load_cifar(dataset, val_ratio=val_ratio, seed=seed, train_size=train_size)
-    check_ratio(val_ratio)
-    splits = load_digits(train=DIGITS_FOR_TRAINING - 1, validation=1, seed=seed)
+def _resolved(run: ImageRun, images: ImageTensors) -> tuple[ImageRun, Recipe]:
+    """The run with all that was left open decided, and its recipe."""
+    name, recipe = find_recipe(run.recipe, run.model, images.num_classes)
+    recipe = recipe.lasting(run.epochs or recipe.epochs).at_rate(recipe.lr if run.lr is None else run.lr)
+    recipe = replace(
+        recipe,
+        batch_size=run.batch_size or recipe.batch_size,
+        fge_cycle=recipe.fge_cycle if run.fge_cycle is None else run.fge_cycle,
+    )
+    found = replace(
+        run,
+        recipe=name,
+        epochs=recipe.epochs,
+        batch_size=recipe.batch_size,
+        lr=recipe.lr,
+        image_size=images.size,
+        augment=images.augment,
+        precision=chosen_precision(run.precision),
+    )
+    return found, recipe
+
+
+def load_images(run: ImageRun) -> DatasetDict:
+    """The splits that a run is trained and evaluated on, also of the built-in digits."""
+    if run.dataset != "digits":
+        return load_cifar(run.dataset, val_ratio=run.val_ratio, seed=run.seed, train_size=run.train_size)
+    check_ratio(run.val_ratio)
+    splits = load_digits(train=DIGITS_FOR_TRAINING - 1, validation=1, seed=run.seed)
     train = concatenate_datasets([splits["train"], splits["validation"]])
-    return hold_out({"train": train, "test": splits["test"]}, val_ratio, seed, train_size=train_size)
-
-
-def _augments(augment: bool | None, dataset: str) -> bool:
-    # A mirrored digit is none.
-    return dataset != "digits" if augment is None else augment
+    return hold_out({"train": train, "test": splits["test"]}, run.val_ratio, run.seed, train_size=run.train_size)
 
 
 def _build(name: str, images: ImageTensors) -> TimmForImageClassification:
@@ -200,7 +178,7 @@ def _build(name: str, images: ImageTensors) -> TimmForImageClassification:
     return model
 
 
-def _check_fge(recipe: Recipe, start: Path, checkpoint: str | None) -> None:
+def _check_fge(recipe: Recipe, start: Path, checkpoint: Path | None) -> None:
     """Refuses what would fail only when training is over."""
     if recipe.epochs < 2:
         raise ValueError("--fge sets out from a point within the run and needs --epochs 2 or more.")
@@ -241,10 +219,11 @@ def _fge(
     trainer = FGETrainer(model, args, recipe, train_dataset=images["train"], callbacks=[LogFile(folder / LOG)])
     save_every_tenth(trainer)
     with steps_shown(trainer, console, f"FGE from epoch {recipe.fge_epoch}, steps"):
-        trainer.train(resume_from_checkpoint=last_whole_checkpoint(folder))
+        last = last_trainer_checkpoint(folder)
+        trainer.train(resume_from_checkpoint=None if last is None else str(last))
     ensemble = trainer.fge.ensemble()
     results: dict[str, Any] = {"members": len(ensemble.members)}
-    for split in ("validation", "test"):
+    for split in SPLITS:
         with console.status(f"evaluating fge, {split}"):
             loader = DataLoader(images[split], batch_size=args.per_device_eval_batch_size, collate_fn=as_it_is)
             probabilities, labels = ensemble.predict(loader), images[split].labels
@@ -259,11 +238,11 @@ def _drop_other_fge(folder: Path, recipe: Recipe) -> None:
     """Leaves checkpoints and snapshots only if they were made from these very weights with this very recipe."""
     settings = asdict(recipe) | {"start": hashlib.sha256((folder / START).read_bytes()).hexdigest()}
     path = folder / SETTINGS
-    if is_main_process() and not (path.exists() and json.loads(path.read_text(encoding="utf-8")) == settings):
+    if is_main_process() and not (path.exists() and read_object(path) == settings):
         for other in folder.iterdir():
             if other.is_dir():
                 shutil.rmtree(other)
             elif other.name != START:
                 other.unlink()
-        write_text(path, json.dumps(settings, indent=2) + "\n")
+        write_json(path, settings)
     wait_for_all()

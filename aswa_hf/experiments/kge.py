@@ -1,111 +1,83 @@
-"""A run of `aswa-hf train kge`."""
+"""A training run of a link predictor."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from transformers import set_seed
+from transformers import TrainerCallback, set_seed
 
 from aswa_hf.checkpoint import save_state
+from aswa_hf.experiments.progress import results_table
 from aswa_hf.experiments.running import (
-    checked_folder,
-    draw,
+    FinishedRun,
+    checkpoint_to_resume,
     is_main_process,
     keep_settings,
-    results_table,
     run_console,
+    sole_run,
     train_and_evaluate,
     write_results,
 )
-from aswa_hf.kge import (
-    KGEModel,
-    KGETrainer,
-    evaluate_link_prediction,
-    load_kg,
-    paper_arguments,
-)
+from aswa_hf.experiments.settings import KGERun
+from aswa_hf.kge import KGEModel, KGETrainer, evaluate_link_prediction, load_kg, paper_arguments
+from aswa_hf.run_folder import STATE_FOLDER
 from aswa_hf.trainer import ASWACallback
-from aswa_hf.trainer.files import STATE_FOLDER
 from aswa_hf.trainer.hub import link_example
 
 METRICS = {"mrr": "MRR", "hits@1": "Hits@1", "hits@3": "Hits@3", "hits@10": "Hits@10"}
 
 
 def train_kge(
+    run: KGERun,
+    output_dir: str | Path | None = None,
     *,
-    dataset: str,
-    output_dir: Path,
-    scorer: str,
-    dim: int,
-    epochs: int,
-    batch_size: int,
-    lr: float,
-    scheme: str,
-    p: int,
-    q: int,
-    strategies: list[str],
-    seed: int,
-    resume: bool,
-    keep: int = 1,
-) -> dict[str, Any]:
-    """Trains a link predictor and fills its run folder; gives what results.json holds."""
+    resume: bool = False,
+    callbacks: Sequence[TrainerCallback] = (),
+) -> FinishedRun:
+    """Trains a link predictor and fills its run folder, by default `runs/<dataset>-<model>-<seed>`.
+
+    >>> finished = train_kge(KGERun(dataset="countries", model="complex", dim=32, lr=0.02))
+    >>> finished.results["strategies"]["aswa"]["test"]["mrr"]
+    """
+    folder = Path("runs") / run.name if output_dir is None else Path(output_dir)
+    with sole_run(folder):
+        return _train(run, folder, resume, callbacks)
+
+
+def _train(run: KGERun, folder: Path, resume: bool, callbacks: Sequence[TrainerCallback]) -> FinishedRun:
     console = run_console()
-    checkpoint = checked_folder(output_dir, resume)
-    kg = load_kg(dataset)
-    triples = {split: len(kg[split]) for split in kg}
-    parts = ", ".join(f"{count:,} {split}" for split, count in triples.items())
-    size = f"{kg.num_entities:,} entities, {kg.num_relations:,} relations"
-    console.print(f"{kg.name}: {parts} triples, {size}", soft_wrap=True)
-    set_seed(seed)
-    model = KGEModel(kg.config(scorer=scorer, dim=dim, p=p, q=q))
+    checkpoint = checkpoint_to_resume(folder, resume)
+    kg = load_kg(run.dataset)
+    sizes = {split: len(kg[split]) for split in kg}
+    parts = ", ".join(f"{count:,} {split}" for split, count in sizes.items())
+    console.print(
+        f"{kg.name}: {parts} triples, {kg.num_entities:,} entities, {kg.num_relations:,} relations", soft_wrap=True
+    )
+    set_seed(run.seed)
+    model = KGEModel(kg.config(scorer=run.model, dim=run.dim, p=run.p, q=run.q))
     args = paper_arguments(
-        str(output_dir),
-        num_train_epochs=epochs,
-        per_device_train_batch_size=batch_size,
-        learning_rate=lr,
-        seed=seed,
+        str(folder),
+        num_train_epochs=run.epochs,
+        per_device_train_batch_size=run.batch_size,
+        learning_rate=run.lr,
+        seed=run.seed,
         disable_tqdm=True,
         save_strategy="steps",
-        save_total_limit=keep,
+        save_total_limit=run.keep,
     )
-    trainer = KGETrainer(model, args, kg, scheme=scheme)
-    callback = ASWACallback(trainer, metric="mrr", strategies=strategies, apply=strategies[0])
-    settings = {
-        "dataset": {"name": kg.name, **triples},
-        "model": scorer,
-        "dim": dim,
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "lr": lr,
-        "scheme": scheme,
-        "p": p,
-        "q": q,
-        "strategies": strategies,
-        "seed": seed,
-    }
-    keep_settings(args, settings, checkpoint)
+    trainer = KGETrainer(model, args, kg, scheme=run.scheme, callbacks=list(callbacks))
+    callback = ASWACallback(trainer, metric=run.metric, strategies=run.strategies, apply=run.strategies[0])
+    keep_settings(run, sizes, args, checkpoint)
     results, seconds = train_and_evaluate(
         trainer, callback, checkpoint, lambda split: evaluate_link_prediction(model, kg, split), console
     )
     if is_main_process():
         # A checkpoint has them as they were before its own epoch counted.
-        save_state(output_dir / STATE_FOLDER, callback.strategies)
-    content = write_results(
-        output_dir,
-        results,
-        seconds,
-        task="link-prediction",
-        dataset=kg.name,
-        model=scorer,
-        seed=seed,
-        epochs=epochs,
-        dim=dim,
-        triples=triples,
-        example=link_example(model, kg),
-    )
-    draw(output_dir, callback.strategies, "MRR", f"{type(model).__name__} on {kg.name}")
+        save_state(folder / STATE_FOLDER, callback.strategies)
+    about = {"dim": run.dim, "triples": sizes, "example": link_example(model, kg)}
+    content = write_results(folder, callback, results, seconds, **run.describe(folder), **about)
     console.print(results_table(results, METRICS, "Filtered ranking over heads and tails (%)"))
-    ask = f"aswa-hf predict {output_dir} --head … --relation …"
-    console.print(f"Written to {output_dir}; predict with: {ask}", soft_wrap=True)
-    return content
+    ask = f"aswa-hf predict {folder} --head … --relation …"
+    console.print(f"Written to {folder}; predict with: {ask}", soft_wrap=True)
+    return FinishedRun(folder, content, model, callback.strategies)

@@ -2,75 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 from transformers import PrinterCallback, Trainer, TrainerCallback
 
 from aswa_hf.strategies import Strategy
 from aswa_hf.trainer import ASWACallback
 
+COLORS = {"init": "blue", "soft": "green", "hard": "yellow", "reject": "red"}
 
-@contextmanager
-def narrated(
-    trainer: Trainer, callback: ASWACallback, console: Console, *, show: Literal["all", "changes", "none"] = "all"
-) -> Iterator[None]:
-    """Shows a progress bar and a line for every decision, or every change, instead of the Trainer's own output."""
-    width = len(str(int(trainer.args.num_train_epochs)))
-    colors = {"init": "blue", "soft": "green", "hard": "yellow", "reject": "red"}
 
-    def strategy() -> Strategy:
-        return callback.strategies.get("aswa") or next(iter(callback.strategies.values()))
+def progress_bar(console: Console) -> Progress:
+    """A progress bar with the time left, which is gone in the end; nothing where the output is not a terminal."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
-    class Narrator(TrainerCallback):
-        def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            record = strategy().trajectory[-1]
-            decision = record.decision.value
-            if show == "none" or (show == "changes" and decision == "reject"):
-                return
-            console.print(
-                f"epoch {record.index + 1:{width}d}   running {100 * (record.running_score or 0):6.2f}   "
-                f"ensemble {100 * (record.score or 0):6.2f}   [{colors[decision]}]{decision}[/]"
-            )
 
-    trainer.add_callback(Narrator())
-    try:
-        with steps_shown(trainer, console):
-            yield
-    finally:
-        trainer.remove_callback(Narrator)
+class OnStep(TrainerCallback):
+    """Calls a function with the number of optimizer steps done and their total, at the start and after each step."""
+
+    def __init__(self, report: Callable[[int, int], None]):
+        self.report = report
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.report(state.global_step, state.max_steps)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.report(state.global_step, state.max_steps)
 
 
 @contextmanager
 def steps_shown(trainer: Trainer, console: Console, description: str = "steps") -> Iterator[None]:
     """Shows a progress bar instead of the Trainer's own output."""
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-
-    class Bar(TrainerCallback):
-        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            progress.add_task(description, total=state.max_steps, completed=state.global_step)
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            progress.update(progress.task_ids[0], completed=state.global_step)
-
+    progress = progress_bar(console)
+    task = progress.add_task(description, total=None)
+    bar = OnStep(lambda done, total: progress.update(task, completed=done, total=total))
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(Bar())
+    trainer.add_callback(bar)
     try:
         with progress:
             yield
     finally:
-        trainer.remove_callback(Bar)
+        trainer.remove_callback(bar)
 
 
-def story(strategy: Strategy) -> str:
-    """What a run decided, in a sentence."""
+@contextmanager
+def decisions_shown(
+    trainer: Trainer, callback: ASWACallback, console: Console, *, show: Literal["all", "changes", "none"] = "all"
+) -> Iterator[None]:
+    """Shows a progress bar and a line for every decision, or every change, instead of the Trainer's own output."""
+    width = len(str(int(trainer.args.num_train_epochs)))
+
+    class Decisions(TrainerCallback):
+        def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            strategy = callback.strategies.get("aswa") or next(iter(callback.strategies.values()))
+            record = strategy.trajectory[-1]
+            decision = record.decision.value
+            if show == "none" or (show == "changes" and decision == "reject"):
+                return
+            console.print(
+                f"epoch {record.index + 1:{width}d}   running {100 * (record.running_score or 0):6.2f}   "
+                f"ensemble {100 * (record.score or 0):6.2f}   [{COLORS[decision]}]{decision}[/]"
+            )
+
+    decisions = Decisions()
+    trainer.add_callback(decisions)
+    try:
+        with steps_shown(trainer, console):
+            yield
+    finally:
+        trainer.remove_callback(decisions)
+
+
+def decision_summary(strategy: Strategy) -> str:
+    """The decisions of a run in a sentence."""
     decisions = [decision.value for decision in strategy.trajectory.decisions]
     return (
         f"ASWA decided {len(decisions)} times: {decisions.count('soft')} soft, {decisions.count('hard')} hard, "
         f"{decisions.count('reject')} rejected; {strategy.members} of {len(decisions)} snapshots are in the final "
         "weights."
     )
+
+
+def results_table(results: Mapping[str, Any], metrics: Mapping[str, str], title: str) -> Table:
+    """Validation and test metrics of each strategy in percent, under their labels; the best test value is bold."""
+    first, *_ = metrics
+    table = Table(title=title)
+    table.add_column("strategy")
+    for split, labels in (("validation", [metrics[first]]), ("test", metrics.values())):
+        for label in labels:
+            table.add_column(f"{split}\n{label}".strip(), justify="right")
+    scores = [result["test"][first] for result in results.values()]
+    best = max((score for score in scores if math.isfinite(score)), default=None)
+    for name, result in results.items():
+        shown = [result["validation"][first], *(result["test"][metric] for metric in metrics)]
+        style = "bold" if result["test"][first] == best else None
+        table.add_row(name, *(f"{100 * value:.2f}" for value in shown), style=style)
+    return table

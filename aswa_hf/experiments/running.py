@@ -1,39 +1,55 @@
-"""A run folder: the ensemble as a loadable model, checkpoints, settings, trajectory, log and results."""
+"""What runs of both kinds have in common: one process to a folder, resuming, logging, results of all strategies."""
 
 from __future__ import annotations
 
 import json
 import logging
-import math
 import os
-import shlex
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Table
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from aswa_hf._utils.files import LOCK_FILE, only_user, write_text
+from aswa_hf._utils.files import LOCK_FILE, only_user, read_object, write_text
 from aswa_hf._utils.random_state import preserved_rng
 from aswa_hf.checkpoint import library_versions
 from aswa_hf.comparison import why_empty
-from aswa_hf.experiments.progress import narrated
+from aswa_hf.experiments.progress import decisions_shown, progress_bar
+from aswa_hf.experiments.settings import TrainingRun
 from aswa_hf.plotting import plot_trajectories
+from aswa_hf.run_folder import (
+    LOG,
+    PICTURE,
+    RESULTS,
+    SETTINGS,
+    epochs_done,
+    last_trainer_checkpoint,
+    write_json,
+    write_trajectory,
+)
 from aswa_hf.strategies import Strategy
 from aswa_hf.trainer import ASWACallback
-from aswa_hf.trainer.files import TRAJECTORY_FILE
 from aswa_hf.trajectory import encode_number
 
-RESULTS, LOG, PICTURE, SETTINGS = "results.json", "train.log", "trajectory.png", "settings.json"
+SPLITS = ("validation", "test")
 
-# Checkpoints that follow each other within a second are told apart by their numbers; the Trainer warns of each.
+# Checkpoints that follow each other within a second are distinguished by their numbers; the Trainer warns of each.
 logging.getLogger("transformers.trainer_utils").addFilter(lambda record: "mtime" not in record.getMessage())
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run that has ended: its folder, what results.json holds, and the model with the shipped weights in it."""
+
+    folder: Path
+    results: dict[str, Any]
+    model: Any
+    strategies: dict[str, Strategy]
 
 
 def is_main_process() -> bool:
@@ -48,7 +64,7 @@ def run_console() -> Console:
 
 @contextmanager
 def sole_run(output_dir: Path) -> Iterator[None]:
-    """Keeps other processes from starting a run in the same folder; a process that is killed lets go of it."""
+    """Keeps other processes from starting a run in the same folder; the lock of a killed process is released."""
     if not is_main_process():
         yield
         return
@@ -64,72 +80,57 @@ def sole_run(output_dir: Path) -> Iterator[None]:
             yield
         finally:
             held.close()
-            if {entry.name for entry in output_dir.iterdir()} <= {LOCK_FILE}:  # a run that was refused leaves nothing
+            if {entry.name for entry in output_dir.iterdir()} <= {LOCK_FILE}:  # a refused run leaves nothing behind
                 (output_dir / LOCK_FILE).unlink(missing_ok=True)
                 output_dir.rmdir()
 
 
-def checked_folder(output_dir: Path, resume: bool) -> str | None:
-    """The checkpoint to resume from, if asked for; a folder with another run in it is not written over."""
-    last = last_whole_checkpoint(output_dir)
-    if resume:
-        if last is None:
-            raise ValueError(f"--resume: there is no checkpoint in {output_dir}. Start the run without --resume.")
-        return last
-    if last is not None or (output_dir / RESULTS).exists():
-        raise ValueError(f"{output_dir} holds a run already. Choose another --output-dir, or go on with --resume.")
-    return None
+def checkpoint_to_resume(output_dir: Path, resume: bool) -> Path | None:
+    """The checkpoint to resume from, if asked for; raises if a run in the folder would be overwritten."""
+    last = last_trainer_checkpoint(output_dir)
+    if resume and last is None:
+        raise ValueError(f"--resume: there is no checkpoint in {output_dir}. Start the run without --resume.")
+    if not resume and (last is not None or (output_dir / RESULTS).exists()):
+        raise ValueError(f"{output_dir} already holds a run. Choose another --output-dir, or resume it with --resume.")
+    return last
 
 
-def last_whole_checkpoint(folder: Path) -> str | None:
-    """The last checkpoint that was written to its end, which is the Trainer's state."""
-    whole = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]
-    return str(max(whole, key=lambda path: int(path.name.rpartition("-")[2]))) if whole else None
-
-
-def epochs_done(checkpoint: str | None) -> float:
-    """After how many epochs a checkpoint was written."""
-    if checkpoint is None:
-        return 0
-    return float(json.loads((Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8"))["epoch"])
-
-
-def keep_settings(args: TrainingArguments, settings: Mapping[str, Any], checkpoint: str | None) -> None:
-    """Writes down with which options a run is begun; to be resumed, it must be given the same ones."""
+def keep_settings(
+    run: TrainingRun, sizes: Mapping[str, int], args: TrainingArguments, checkpoint: Path | None
+) -> None:
+    """Writes the settings of a run to its folder; a resumed run must have the same ones."""
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started != args.world_size:  # and all of them would write the same files
         raise ValueError(
             f"{started} processes were started, but each trains alone. On CPUs set ACCELERATE_USE_CPU=true, or start "
             "a single process."
         )
-    settings = {**settings, "num_processes": started}
+    settings = run.to_settings(sizes, started)
     path = Path(args.output_dir) / SETTINGS
     if checkpoint is not None:
-        _check_settings(path, json.loads(json.dumps(settings)), checkpoint)
+        _check_settings(path, run, json.loads(json.dumps(settings)), checkpoint)
     if is_main_process():
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(settings, indent=2) + "\n")
+        write_json(path, settings)
 
 
-def _check_settings(path: Path, new: dict[str, Any], checkpoint: str) -> None:
+def _check_settings(path: Path, run: TrainingRun, new: dict[str, Any], checkpoint: Path) -> None:
     if not path.exists():
         raise ValueError(
-            f"--resume: {path} is missing, so it cannot be told whether the run was begun with the same options. It "
-            "is a run of an older version; start it anew in another --output-dir."
+            f"--resume: {path} is missing, so the settings of the run are unknown. Start a new run in another "
+            "--output-dir."
         )
-    try:
-        old = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"--resume: {path} is not a JSON file ({error}).") from None
+    # Settings that an older version did not have were at their defaults.
+    old = {one.name: one.default for one in run.settings() if one.fixed} | read_object(path)
     differences = [
-        f"--{name.replace('_', '-')} was {old.get(name)}, is {new.get(name)}"
+        f"--{name.replace('_', '-')} was {_shown(old.get(name))}, is {_shown(new.get(name))}"
         for name in dict.fromkeys([*old, *new])
-        if name != "epochs" and old.get(name) != new.get(name)
+        if name != "epochs" and _compared(old.get(name)) != _compared(new.get(name))
     ]
     if differences:
         raise ValueError(
-            f"--resume: these are not the options of the run in {path.parent}: {'; '.join(differences)}. Give the old "
-            "ones, or start anew in another --output-dir."
+            f"--resume: the run in {path.parent} has other settings: {'; '.join(differences)}. Use the same settings, "
+            "or start a new run in another --output-dir."
         )
     if new["epochs"] < epochs_done(checkpoint):
         raise ValueError(
@@ -138,15 +139,26 @@ def _check_settings(path: Path, new: dict[str, Any], checkpoint: str) -> None:
         )
 
 
+def _compared(value: Any) -> Any:
+    """A setting without what may differ: data may have been moved."""
+    if isinstance(value, Mapping):
+        return {key: item for key, item in value.items() if key != "source"}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _shown(value: Any) -> str:
+    return ",".join(value) if isinstance(value, list) else str(_compared(value))
+
+
 def save_every_tenth(trainer: Trainer) -> None:
-    """About ten checkpoints a run, each at the end of an epoch: the evaluations cost more than a lost tenth."""
+    """About ten checkpoints a run, each at the end of an epoch: evaluating costs more than repeating a tenth."""
     with preserved_rng():
         steps_per_epoch = len(trainer.get_train_dataloader())
     trainer.args.save_steps = steps_per_epoch * max(1, int(trainer.args.num_train_epochs) // 10)
 
 
 class LogFile(TrainerCallback):
-    """Everything the Trainer logs, a JSON object a line; of a resumed run, once."""
+    """Everything the Trainer logs, one JSON object per line; a resumed run has each line once."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -155,7 +167,7 @@ class LogFile(TrainerCallback):
         if not args.should_save or not self.path.exists():
             return
         text = self.path.read_text(encoding="utf-8")
-        lines = [line for line in text.splitlines(keepends=True) if line.endswith("}\n")]  # the last may be torn
+        lines = [line for line in text.splitlines(keepends=True) if line.endswith("}\n")]  # the last may be incomplete
         kept = "".join(line for line in lines if _is_before(json.loads(line), state.global_step))
         if kept != text:
             write_text(self.path, kept)
@@ -167,26 +179,27 @@ class LogFile(TrainerCallback):
 
 
 def _is_before(entry: dict[str, Any], step: int) -> bool:
-    return entry["step"] <= step and "train_runtime" not in entry  # the summary is of a training that had ended
+    return entry["step"] <= step and "train_runtime" not in entry  # the summary belongs to a training that had ended
 
 
 def train_and_evaluate(
     trainer: Trainer,
     callback: ASWACallback,
-    checkpoint: str | None,
+    checkpoint: Path | None,
     evaluate: Callable[[str], dict[str, float]],
     console: Console,
 ) -> tuple[dict[str, Any], dict[str, float]]:
-    """Trains, saves the model at the root of the run folder, and gives each strategy's metrics, and the seconds."""
+    """Trains, saves the model at the root of the run folder; returns each strategy's metrics, and the seconds."""
     save_every_tenth(trainer)
     folder = Path(trainer.args.output_dir)
+    callback.writes_history = False  # it is written once, with the results
     trainer.add_callback(callback)
     trainer.add_callback(LogFile(folder / LOG))
     start = time.perf_counter()
-    with narrated(trainer, callback, console, show="changes"):
-        trainer.train(resume_from_checkpoint=checkpoint)
+    with decisions_shown(trainer, callback, console, show="changes"):
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     trained = time.perf_counter()
-    _refuse_useless_weights(callback, trainer)
+    _check_weights(callback, trainer)
     if trainer.args.should_save:
         for part in (trainer.model, trainer.processing_class):
             if part is not None:
@@ -195,8 +208,8 @@ def train_and_evaluate(
     return results, {"train": trained - start, "evaluate": time.perf_counter() - trained}
 
 
-def _refuse_useless_weights(callback: ASWACallback, trainer: Trainer) -> None:
-    """An error if the run has not come to the weights it is to ship."""
+def _check_weights(callback: ASWACallback, trainer: Trainer) -> None:
+    """Raises if the run has no usable weights to ship."""
     shipped = str(callback.apply)
     if callback.strategies[shipped].members == 0:
         reason = why_empty(callback.strategies[shipped], callback.score.label, "the run had no decision point")
@@ -218,60 +231,40 @@ def evaluate_strategies(
     for name in [name for name, strategy in strategies.items() if strategy.members == 0]:
         console.print(f"{name} has taken no snapshot and is left out.")
     strategies = {name: strategy for name, strategy in strategies.items() if strategy.members}
-    columns = TextColumn("evaluating {task.description}"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=2 * len(strategies))
+    with progress_bar(console) as progress:
+        task = progress.add_task("evaluating", total=len(SPLITS) * len(strategies))
         for name, strategy in strategies.items():
             with strategy.swapped():
                 results[name] = {}
-                for split in ("validation", "test"):
-                    progress.update(task, description=f"{name}, {split}")
+                for split in SPLITS:
+                    progress.update(task, description=f"evaluating {name}, {split}")
                     results[name][split] = evaluate(split)
                     progress.advance(task)
     return results
 
 
 def write_results(
-    output_dir: Path, results: dict[str, Any], seconds: dict[str, float], **about: Any
+    folder: Path, callback: ASWACallback, results: dict[str, Any], seconds: dict[str, float], **about: Any
 ) -> dict[str, Any]:
-    """Writes what came of a run to results.json and into the trajectory file, and gives it."""
+    """Writes the trajectory file, its picture and results.json; returns what results.json holds.
+
+    `about` describes the run: `model`, `dataset` and whatever else its card is to say.
+    """
     content: dict[str, Any] = encode_number(
-        {
-            **about,
-            "strategies": results,
-            "seconds": seconds,
-            "versions": library_versions(),
-            "command": shlex.join(["aswa-hf", *sys.argv[1:]]),
-        }
+        {**about, "strategies": results, "seconds": seconds, "versions": library_versions()}
     )
     if is_main_process():
-        write_text(output_dir / RESULTS, json.dumps(content, indent=2, allow_nan=False) + "\n")
-        # The trajectory file tells everything of the run: a card is made of it alone.
-        trajectory = json.loads((output_dir / TRAJECTORY_FILE).read_text(encoding="utf-8"))
-        text = json.dumps(trajectory | {"run": content}, indent=2, allow_nan=False)
-        write_text(output_dir / TRAJECTORY_FILE, text + "\n")
+        # A card is made of the trajectory file alone: it holds everything about the run.
+        write_trajectory(
+            folder,
+            callback.strategies,
+            metric=callback.score.label,
+            greater_is_better=callback.greater_is_better,
+            applied=callback.apply,
+            run=content,
+        )
+        trajectories = {name: strategy.trajectory for name, strategy in callback.strategies.items()}
+        title = f"{about['model']} on {about['dataset']}"
+        plot_trajectories(trajectories, folder / PICTURE, metric=callback.score.label, title=title)
+        write_json(folder / RESULTS, content)  # the last file: the run is finished
     return content
-
-
-def draw(output_dir: Path, strategies: Mapping[str, Strategy], metric: str, title: str) -> None:
-    """The picture of a run: the validation scores of all strategies."""
-    if is_main_process():
-        trajectories = {name: strategy.trajectory for name, strategy in strategies.items()}
-        plot_trajectories(trajectories, output_dir / PICTURE, metric=metric, title=title)
-
-
-def results_table(results: dict[str, Any], metrics: Mapping[str, str], title: str) -> Table:
-    """Validation and test metrics of each strategy in percent, under their labels; the best in the first is bold."""
-    first, *_ = metrics
-    table = Table(title=title)
-    table.add_column("strategy")
-    for split, labels in (("validation", [metrics[first]]), ("test", metrics.values())):
-        for label in labels:
-            table.add_column(f"{split}\n{label}".strip(), justify="right")
-    scores = [result["test"][first] for result in results.values()]
-    best = max((score for score in scores if math.isfinite(score)), default=None)
-    for name, result in results.items():
-        shown = [result["validation"][first], *(result["test"][metric] for metric in metrics)]
-        style = "bold" if result["test"][first] == best else None
-        table.add_row(name, *(f"{100 * value:.2f}" for value in shown), style=style)
-    return table

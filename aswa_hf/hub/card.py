@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -12,12 +11,12 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from aswa_hf._utils.files import read_object
+from aswa_hf.run_folder import ADAPTER_CONFIG, CONFIG, PICTURE, TRAJECTORY
 from aswa_hf.trajectory import Trajectory, decode_numbers, load_trajectories
 
-TRAJECTORY, RESULTS, PICTURE = "aswa_trajectory.json", "results.json", "trajectory.png"
-CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 TEMPLATE = Path(__file__).parent / "card_template.md"
-STRATEGIES = {
+LABELS = {
     "last": "the last epoch",
     "best": "the best epoch (early stopping)",
     "swa": "SWA",
@@ -143,7 +142,7 @@ class CardData:
     def results(self, split: str) -> list[tuple[str, list[float | None]]]:
         """A row of metrics for each strategy that has any for this split, in a fixed order."""
         strategies = self.run.get("strategies", {})
-        names = [name for name in [*STRATEGIES, *strategies] if split in strategies.get(name, {})]
+        names = [name for name in [*LABELS, *strategies] if split in strategies.get(name, {})]
         return [
             (name, [strategies[name][split].get(metric) for metric in self.metrics]) for name in dict.fromkeys(names)
         ]
@@ -181,7 +180,7 @@ def read_card_data(folder: str | Path, repo_id: str, **given: Any) -> CardData:
     """The data of a card, from a run folder or a repository's files."""
     folder = Path(folder)
     trajectories, about = load_trajectories(folder / TRAJECTORY)
-    records = json.loads((folder / TRAJECTORY).read_text(encoding="utf-8"))["strategies"]
+    records = read_object(folder / TRAJECTORY)["strategies"]
     run = decode_numbers(about.get("run") or {})
     shipped = about.get("applied") or run.get("rule") or "last"
     run.setdefault("strategies", _last_scores(trajectories, about["metric"]))
@@ -194,7 +193,7 @@ def read_card_data(folder: str | Path, repo_id: str, **given: Any) -> CardData:
         trajectories=trajectories,
         alphas=records.get(shipped, {}).get("alphas", []),
         run=run,
-        config=json.loads(configs[0].read_text(encoding="utf-8")) if configs else {},
+        config=read_object(configs[0]) if configs else {},
         checkpoints=about.get("checkpoints", []),
         has_picture=(folder / PICTURE).exists(),
         **given,
@@ -257,7 +256,7 @@ def _eval_results(data: CardData) -> list[EvalResult]:
 
 def label(strategy: str) -> str:
     """What a strategy is called in a card."""
-    return STRATEGIES.get(strategy, strategy)
+    return LABELS.get(strategy, strategy)
 
 
 def _shown(value: float | None) -> str:

@@ -14,19 +14,15 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ge
 
 from aswa_hf._utils.files import write_text
 from aswa_hf.hub.repository import (
-    ADAPTER_CONFIG,
-    CARD,
-    WEIGHTS,
+    WEIGHT_FILES,
     check_repo_id,
     check_run,
     last_checkpoint,
-    read_history,
     save_run,
     write_repository,
 )
+from aswa_hf.run_folder import ADAPTER_CONFIG, CARD
 from aswa_hf.strategies import Strategy
-
-__all__ = ["HubError", "push_to_hub", "read_history", "save_run", "write_repository"]
 
 RUNNING_BRANCH = "running"
 RUNNING_CARD = """\
@@ -110,9 +106,9 @@ def push_to_hub(
         if checkpoint is not None:
             with _step(f"push the running weights to the branch {RUNNING_BRANCH}", repo_id, token):
                 api.create_branch(repo_id, branch=RUNNING_BRANCH, exist_ok=True)
-                for file in (file for pattern in WEIGHTS for file in folder.glob(pattern)):
+                for file in (file for pattern in WEIGHT_FILES for file in folder.glob(pattern)):
                     file.unlink()
-                for file in (file for pattern in WEIGHTS for file in checkpoint.glob(pattern)):
+                for file in (file for pattern in WEIGHT_FILES for file in checkpoint.glob(pattern)):
                     shutil.copyfile(file, folder / file.name)
                 write_text(folder / CARD, RUNNING_CARD.format(name=repo_id))
                 _commit(api, repo_id, folder, RUNNING_BRANCH, "Running model's last weights")
@@ -125,7 +121,9 @@ def _commit(api: HfApi, repo_id: str, folder: Path, revision: str | None, messag
     files = {file.name: CommitOperationAdd(file.name, file) for file in sorted(folder.iterdir())}
     # Weights of an earlier push in other files: a loader might take them for those of this one.
     old = {file.rfilename for file in head.siblings or []} - set(files)
-    stale = [name for name in sorted(old) if any(fnmatch(name, pattern) for pattern in (*WEIGHTS, ADAPTER_CONFIG))]
+    stale = [
+        name for name in sorted(old) if any(fnmatch(name, pattern) for pattern in (*WEIGHT_FILES, ADAPTER_CONFIG))
+    ]
     operations: list[CommitOperationAdd | CommitOperationDelete] = [*files.values()]
     operations += [CommitOperationDelete(name) for name in stale if "/" not in name]
     # Not upload_folder, which may make several commits of one folder. Files that are there already are not sent

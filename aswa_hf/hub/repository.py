@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,17 +16,31 @@ from safetensors import SafetensorError, safe_open
 from aswa_hf._utils.files import read_object, write_text
 from aswa_hf.batchnorm import Recalibration, has_batchnorm
 from aswa_hf.checkpoint import library_versions
-from aswa_hf.hub.card import ADAPTER_CONFIG, CONFIG, PICTURE, RESULTS, TRAJECTORY, read_card_data, render
+from aswa_hf.hub.card import read_card_data, render
 from aswa_hf.plotting import plot_trajectories
+from aswa_hf.run_folder import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    CARD,
+    CONFIG,
+    PICTURE,
+    RESULTS,
+    SETTINGS,
+    TRAJECTORY,
+    WEIGHTS,
+    WEIGHTS_INDEX,
+    checkpoints,
+    write_json,
+    write_trajectory,
+)
 from aswa_hf.strategies import Strategy
-from aswa_hf.trajectory import Trajectory, load_trajectories, save_trajectories
+from aswa_hf.trajectory import Trajectory, load_trajectories
 
-CARD, INDEX, SETTINGS = "README.md", "model.safetensors.index.json", "settings.json"
-WHOLE_WEIGHTS = ("model.safetensors", INDEX, "adapter_model.safetensors")
-WEIGHTS = (*WHOLE_WEIGHTS, "model-*.safetensors")
+WHOLE_WEIGHTS = (WEIGHTS, WEIGHTS_INDEX, ADAPTER_WEIGHTS)
+WEIGHT_FILES = (*WHOLE_WEIGHTS, "model-*.safetensors")
 # Besides the weights: configuration and its code, vocabulary, preprocessing. Nothing pickled, no checkpoints, no logs.
 SHIPPED = (
-    *WEIGHTS,
+    *WEIGHT_FILES,
     CONFIG,
     ADAPTER_CONFIG,
     "generation_config.json",
@@ -77,16 +90,18 @@ def save_run(
         elif hasattr(part, "pretrained_cfg"):
             from timm.models import _hub
 
+            from aswa_hf.vision.classifier import drop_repeated_classes
+
             _hub.save_for_hf(part, str(folder), safe_serialization=True)
+            drop_repeated_classes(folder / CONFIG)
         elif part is not None:
             raise TypeError(
                 f"A {type(part).__name__} cannot be saved for the Hub. Expected a model with save_pretrained (of "
                 "transformers or peft), or a timm model."
             )
-    save_trajectories(
-        folder / TRAJECTORY,
-        {name: strategy.trajectory for name, strategy in named.items()},
-        alphas={name: strategy.alphas for name, strategy in named.items()},
+    write_trajectory(
+        folder,
+        named,
         metric=metric,
         greater_is_better=named[applied].greater_is_better,
         applied=applied,
@@ -135,7 +150,7 @@ def write_repository(run: str | Path, folder: str | Path, repo_id: str, **card: 
     for pattern in (*SHIPPED, PICTURE):
         for file in run.glob(pattern):
             shutil.copyfile(file, folder / file.name)
-    write_text(folder / TRAJECTORY, json.dumps(_whole_history(run), indent=2, allow_nan=False) + "\n")
+    write_json(folder / TRAJECTORY, _whole_history(run))
     write_card(folder, repo_id, **card)
     return folder
 
@@ -150,9 +165,9 @@ def write_card(folder: Path, repo_id: str, **card: Any) -> None:
 
 def _whole_history(run: Path) -> dict[str, Any]:
     """The trajectory file, with what the other files of the run know."""
-    content = json.loads((run / TRAJECTORY).read_text(encoding="utf-8"))
+    content = read_object(run / TRAJECTORY)
     if "run" not in content and (run / RESULTS).exists():
-        content["run"] = json.loads((run / RESULTS).read_text(encoding="utf-8"))
+        content["run"] = read_object(run / RESULTS)
     if "batchnorm" not in content.setdefault("run", {}):
         # `aswa-hf train` always recalibrates; of others it is not known.
         treatment = "recalibrate" if (run / SETTINGS).exists() else "unknown"
@@ -161,7 +176,7 @@ def _whole_history(run: Path) -> dict[str, Any]:
 
 
 def _has_batchnorm(run: Path) -> bool:
-    for file in {path for pattern in WEIGHTS for path in run.glob(pattern) if path.suffix == ".safetensors"}:
+    for file in {path for pattern in WEIGHT_FILES for path in run.glob(pattern) if path.suffix == ".safetensors"}:
         with safe_open(file, framework="pt") as tensors:
             if any(name.endswith(".running_mean") for name in tensors.keys()):  # noqa: SIM118
                 return True
@@ -187,7 +202,7 @@ def check_run(run: Path) -> None:
     if not run.is_dir():
         raise ValueError(f"There is no folder {run}. Expected a run folder, as `aswa-hf train` writes it.")
     missing = [] if (run / TRAJECTORY).exists() else [TRAJECTORY]
-    missing += [] if any((run / name).exists() for name in WHOLE_WEIGHTS) else [WHOLE_WEIGHTS[0]]
+    missing += [] if any((run / name).exists() for name in WHOLE_WEIGHTS) else [WEIGHTS]
     if missing:
         raise ValueError(
             f"{run} has no {' and no '.join(missing)}: it is not a finished run. Expected a folder as `aswa-hf train` "
@@ -208,8 +223,8 @@ def check_run(run: Path) -> None:
 
 def _needed(run: Path, config: Mapping[str, Any]) -> list[str]:
     """The files without which a model with these weights and this configuration cannot be loaded."""
-    needed = set(_read_if_there(run / INDEX).get("weight_map", {}).values())
-    if (run / WHOLE_WEIGHTS[2]).exists():
+    needed = set(_read_if_there(run / WEIGHTS_INDEX).get("weight_map", {}).values())
+    if (run / ADAPTER_WEIGHTS).exists():
         needed.add(ADAPTER_CONFIG)
     if (run / SETTINGS).exists():  # all that `aswa-hf train` trains has one
         needed.add(CONFIG)
@@ -239,10 +254,10 @@ def _read_if_there(path: Path) -> dict[str, Any]:
 
 def last_checkpoint(run: Path) -> Path:
     """The checkpoint with the running model's last weights."""
-    found = {path.parent for name in WHOLE_WEIGHTS for path in run.glob(f"checkpoint-*/{name}")}
+    found = [path for path in checkpoints(run) if any((path / name).exists() for name in WHOLE_WEIGHTS)]
     if not found:
         raise ValueError(f"{run} has no checkpoint with the running model's weights. Push without running=True.")
-    return max(found, key=lambda path: int(path.name.rpartition("-")[2]))
+    return found[-1]
 
 
 def read_history(

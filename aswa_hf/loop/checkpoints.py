@@ -29,12 +29,12 @@ from aswa_hf._utils.random_state import loader_parts, rng_from_tensors, rng_stat
 from aswa_hf._utils.sharding import is_sharded
 from aswa_hf.averaging import unwrap
 from aswa_hf.checkpoint import load_state, save_state
+from aswa_hf.run_folder import STATE_FOLDER, checkpoint_folder, checkpoint_step, checkpoints
 from aswa_hf.strategies import Strategy
 from aswa_hf.trajectory import decode_numbers, encode_number
 
 logger = get_logger(__name__)
 
-STATE_FOLDER = "aswa"
 # torch tells of a full disk in its own way.
 SAVING_ERRORS = (OSError, SafetensorError, RuntimeError)
 
@@ -111,7 +111,7 @@ class Place:
         self, accelerator: Accelerator, root: Path, strategies: Mapping[str, Strategy], loader: Any, *, metric: Any
     ) -> Path:
         """Writes the checkpoint of this step, with the help of all processes."""
-        folder = root / f"checkpoint-{self.step}"
+        folder = checkpoint_folder(root, self.step)
         temporary = _hidden(folder)
         try:
             with succeeding_together(accelerator.device, SAVING_ERRORS):
@@ -236,8 +236,8 @@ def opened(accelerator: Accelerator, root: Path | None, resume: bool) -> Iterato
 
 
 def _last(accelerator: Accelerator, root: Path, resume: bool) -> Path | None:
-    last = agree(max((_step(path) for path in checkpoints(root)), default=-1), accelerator.device)
-    folder = root / f"checkpoint-{int(last)}" if last >= 0 else None
+    last = agree(max((checkpoint_step(path) for path in checkpoints(root)), default=-1), accelerator.device)
+    folder = checkpoint_folder(root, int(last)) if last >= 0 else None
     missing = torch.tensor([int(not (folder or root).is_dir())], device=accelerator.device)
     if int(accelerator.reduce(missing)):
         raise FileNotFoundError(
@@ -251,21 +251,11 @@ def _last(accelerator: Accelerator, root: Path, resume: bool) -> Path | None:
     return folder
 
 
-def checkpoints(root: Path) -> list[Path]:
-    """The checkpoints in a folder, oldest first; all of them are whole."""
-    found = [path for path in root.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal()]
-    return sorted(found, key=_step)
-
-
 def drop_all_but(keep: int | None, root: Path) -> None:
     """Removes the oldest checkpoints."""
     for path in checkpoints(root)[: -keep if keep else 0]:
         # Renamed first: what has its name is whole, whenever the process ends.
         shutil.rmtree(path.rename(_hidden(path)), ignore_errors=True)
-
-
-def _step(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
 def _hidden(checkpoint: Path) -> Path:

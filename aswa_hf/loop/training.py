@@ -50,12 +50,11 @@ from aswa_hf.loop.checks import (
     prepared,
     refuse_unsupported,
 )
+from aswa_hf.run_folder import write_trajectory
 from aswa_hf.strategies import Strategy
-from aswa_hf.trajectory import Trajectory, save_trajectories
+from aswa_hf.trajectory import Trajectory
 
 logger = get_logger(__name__)
-
-TRAJECTORY_FILE = "aswa_trajectory.json"
 
 
 @dataclass
@@ -234,10 +233,9 @@ def fit(
     elif apply is not None:
         shadows[apply].apply()
     if root is not None and accelerator.is_main_process:
-        save_trajectories(
-            root / TRAJECTORY_FILE,
-            run.trajectories,
-            alphas={name: strategy.alphas for name, strategy in shadows.items()},
+        write_trajectory(
+            root,
+            shadows,
             metric=score.label,
             greater_is_better=greater_is_better,
             applied=apply,

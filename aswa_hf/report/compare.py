@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import fmean
 
-from aswa_hf.hub.card import STRATEGIES
-from aswa_hf.report.gather import Run, same_scores
+from aswa_hf.hub.card import LABELS
+from aswa_hf.report.gather import MeasuredRun, same_scores
 from aswa_hf.report.statistics import Spread, holm, rounded, signed_rank, spread, win_tie_loss
 
 OURS = "aswa"
@@ -17,7 +17,7 @@ ALL = "all metrics"
 UNSEEN = ("test", "queries")  # the splits that had no part in choosing the weights
 
 Pair = tuple[str, str]  # dataset, model
-Groups = dict[Pair, list[Run]]
+Groups = dict[Pair, list[MeasuredRun]]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Behind:
     gap: float
 
 
-def by_pair(runs: Iterable[Run]) -> Groups:
+def by_pair(runs: Iterable[MeasuredRun]) -> Groups:
     """The runs of each dataset and model: its seeds."""
     groups: Groups = {}
     for run in runs:
@@ -56,9 +56,9 @@ def by_pair(runs: Iterable[Run]) -> Groups:
     return groups
 
 
-def strategies_of(runs: Iterable[Run]) -> list[str]:
+def strategies_of(runs: Iterable[MeasuredRun]) -> list[str]:
     """The names of all strategies in the order of the cards; a variant such as swa-all stands beside its own kind."""
-    known = list(STRATEGIES)
+    known = list(LABELS)
 
     def place(name: str) -> tuple[int, str]:
         kind = name.partition("-")[0]
@@ -67,31 +67,31 @@ def strategies_of(runs: Iterable[Run]) -> list[str]:
     return sorted({name for run in runs for name in run.scores}, key=place)
 
 
-def splits_of(runs: Iterable[Run]) -> list[str]:
+def splits_of(runs: Iterable[MeasuredRun]) -> list[str]:
     """The splits that were measured, those of unseen data first."""
     found = {split for run in runs for result in run.scores.values() for split in result}
     known = (*UNSEEN, "validation")
     return [split for split in known if split in found] + sorted(found - set(known))
 
 
-def metrics_of(runs: Iterable[Run], split: str) -> list[str]:
+def metrics_of(runs: Iterable[MeasuredRun], split: str) -> list[str]:
     """The metrics of a split, in the order of the files."""
     return list(
         dict.fromkeys(metric for run in runs for result in run.scores.values() for metric in result.get(split, {}))
     )
 
 
-def value(run: Run, strategy: str, split: str, metric: str) -> float | None:
+def value(run: MeasuredRun, strategy: str, split: str, metric: str) -> float | None:
     return run.scores.get(strategy, {}).get(split, {}).get(metric)
 
 
-def over_seeds(runs: Iterable[Run], strategy: str, split: str, metric: str) -> Spread | None:
+def over_seeds(runs: Iterable[MeasuredRun], strategy: str, split: str, metric: str) -> Spread | None:
     """Mean ± standard deviation of a strategy over the seeds that have it."""
     values = [found for run in runs if (found := value(run, strategy, split, metric)) is not None]
     return spread(values) if values else None
 
 
-def best_strategies(runs: list[Run], names: Iterable[str], split: str, metric: str) -> set[str]:
+def best_strategies(runs: list[MeasuredRun], names: Iterable[str], split: str, metric: str) -> set[str]:
     """Which strategies have the best mean, as it is shown."""
     means = {name: found.mean for name in names if (found := over_seeds(runs, name, split, metric))}
     finite = {name: rounded([mean])[0] for name, mean in means.items() if math.isfinite(mean)}
@@ -191,5 +191,5 @@ def behind(groups: Groups, metric: str, split: str) -> list[Behind]:
     return sorted(found, key=lambda b: (-b.gap, b.pair))
 
 
-def _is_lower(runs: Iterable[Run], metric: str) -> bool:
+def _is_lower(runs: Iterable[MeasuredRun], metric: str) -> bool:
     return any(metric in run.lower for run in runs)

@@ -10,16 +10,17 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from aswa_hf.hub.card import RESULTS, TRAJECTORY
+from aswa_hf.run_folder import RESULTS, SETTINGS, TRAJECTORY, checkpoints
 from aswa_hf.trajectory import FORMAT, Trajectory, decode_numbers, load_trajectories
 
 Scores = dict[str, dict[str, dict[str, float]]]
 
 LOWER_IS_BETTER = ("loss", "mean_rank", "perplexity", "error")
-# What tells runs of the same model on the same dataset apart, beside the seed: these, and options of the command
-# but for those that results.json tells anyway or that do not touch the training.
-SETTINGS = ("epochs", "dim", "recipe")
-OTHER_OPTIONS = {"--dataset", "--model", "--seed", "--output-dir", "--resume", "--strategies", "--keep"}
+# Settings that do not distinguish runs of the same model on the same dataset: the results have fields for some, and
+# the others do not change the training.
+NOT_DISTINGUISHING = ("dataset", "model", "seed", "strategies", "num_processes")
+# What older results kept outside of their settings.
+OLDER_FIELDS = ("epochs", "dim", "recipe")
 
 
 class NoRunError(ValueError):
@@ -27,7 +28,7 @@ class NoRunError(ValueError):
 
 
 @dataclass(frozen=True)
-class Run:
+class MeasuredRun:
     """One training run: the metrics of each strategy by split, and the trajectories if they were kept."""
 
     source: str
@@ -48,7 +49,7 @@ class Run:
         return f"{self.model} on {self.dataset}{seed}" if self.dataset else f"{self.model}{seed}"
 
 
-def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
+def read_runs(paths: Iterable[str | Path]) -> tuple[list[MeasuredRun], list[str]]:
     """The runs in a fixed order, and what is to be said about them; the same run given twice counts once.
 
     Of several folders, as runs/* gives them, those that hold no finished run are left out.
@@ -80,7 +81,7 @@ def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
     return _named_apart(kept), notes + [f"Runs that were given twice count once ({told})."] * bool(twice)
 
 
-def read_run(path: str | Path) -> Run:
+def read_run(path: str | Path) -> MeasuredRun:
     """A run folder, a results.json under any name, or a trajectory file."""
     path = Path(path)
     if path.is_dir():
@@ -100,14 +101,14 @@ def same_scores(one: Scores, other: Scores) -> bool:
     )
 
 
-def _read_folder(folder: Path) -> Run:
+def _read_folder(folder: Path) -> MeasuredRun:
     trajectory = folder / TRAJECTORY
     if (folder / RESULTS).is_file():
         run = _from_results(folder / RESULTS, _read_json(folder / RESULTS), source=folder)
         return _with_trajectories(run, trajectory) if trajectory.is_file() else run
     if trajectory.is_file():
         return _from_trajectory(trajectory, folder)
-    if any(folder.glob("checkpoint-*")):
+    if checkpoints(folder):
         raise NoRunError(f"The run in {folder} has no {RESULTS} yet: it was not finished. Go on with it by --resume.")
     inside = any((child / RESULTS).is_file() or _is_result(child) for child in folder.iterdir())
     hint = f" There are results inside: give them as {folder}/*." if inside else ""
@@ -131,7 +132,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return decode_numbers(content)
 
 
-def _from_results(path: Path, content: dict[str, Any], source: Path | None = None) -> Run:
+def _from_results(path: Path, content: dict[str, Any], source: Path | None = None) -> MeasuredRun:
     missing = [key for key in ("task", "dataset", "model", "strategies") if not content.get(key)]
     if missing:
         raise ValueError(
@@ -140,7 +141,7 @@ def _from_results(path: Path, content: dict[str, Any], source: Path | None = Non
     return _run(path, content, source or path)
 
 
-def _run(path: Path, content: dict[str, Any], source: Path) -> Run:
+def _run(path: Path, content: dict[str, Any], source: Path) -> MeasuredRun:
     if not isinstance(content["strategies"], dict):
         raise ValueError(f"{path}: 'strategies' must map names to results, got {content['strategies']!r}.")
     seed = content.get("seed")
@@ -148,14 +149,14 @@ def _run(path: Path, content: dict[str, Any], source: Path) -> Run:
         raise ValueError(f"{path}: 'seed' must be a whole number, got {seed!r}.")
     scores = {name: _splits(path, name, result) for name, result in content["strategies"].items()}
     metrics = {metric for result in scores.values() for values in result.values() for metric in values}
-    return Run(
+    return MeasuredRun(
         source=str(source),
         task=str(content["task"]),
         dataset=str(content["dataset"]),
         model=str(content["model"]),
         seed=seed,
         scores=scores,
-        settings={key: content[key] for key in SETTINGS if key in content} | _options(content.get("command", "")),
+        settings=_settings(path, content),
         about=content,
         lower=frozenset(metric for metric in metrics if metric.endswith(LOWER_IS_BETTER)),
     )
@@ -183,7 +184,7 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, 
             yield prefix + name, value
 
 
-def _from_trajectory(path: Path, source: Path) -> Run:
+def _from_trajectory(path: Path, source: Path) -> MeasuredRun:
     """A run of which only the trajectory was kept: its own account if there is one, else the last scores."""
     trajectories, about = load_trajectories(path)
     folder = source.resolve().stem if source.is_file() else source.resolve().name
@@ -202,34 +203,29 @@ def _from_trajectory(path: Path, source: Path) -> Run:
     }
     if not scores:
         raise ValueError(f"{path} has no strategy with a score. Expected the trajectory of a run.")
-    run = Run(str(source), task="training", dataset="", model=folder, seed=None, scores=scores, about=about)
+    run = MeasuredRun(str(source), task="training", dataset="", model=folder, seed=None, scores=scores, about=about)
     return _with_trajectories(run, path)
 
 
-def _with_trajectories(run: Run, path: Path) -> Run:
+def _with_trajectories(run: MeasuredRun, path: Path) -> MeasuredRun:
     trajectories, about = load_trajectories(path)
     metric = str(about.get("metric", ""))
     lower = run.lower - {metric} if about.get("greater_is_better", True) else run.lower | {metric}
     return replace(run, trajectories=trajectories, metric=metric, lower=lower)
 
 
-def _options(command: Any) -> dict[str, str]:
-    """The options of a training command that may change its results."""
-    words = str(command).split()
-    if words[1:2] != ["train"]:
-        return {}
-    options: dict[str, str] = {}
-    name = ""
-    for word in words[2:]:
-        if word.startswith("--"):
-            name, _, options[name] = word.partition("=")
-        elif name:
-            options[name] = f"{options[name]} {word}".strip()
-    known = {f"--{key}" for key in SETTINGS} | OTHER_OPTIONS
-    return {name: value for name, value in sorted(options.items()) if name not in known}
+def _settings(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
+    """What distinguishes a run from others of the same model on the same dataset, beside the seed."""
+    older = {name: content[name] for name in OLDER_FIELDS if content.get(name) is not None}
+    settings = content.get("settings")
+    if not isinstance(settings, dict):
+        beside = path.with_name(SETTINGS)
+        settings = _read_json(beside) if path.name == RESULTS and beside.is_file() else {}
+    settings = {name: value for name, value in settings.items() if value is not None}
+    return {name: value for name, value in (older | settings).items() if name not in NOT_DISTINGUISHING}
 
 
-def _named_apart(runs: list[Run]) -> list[Run]:
+def _named_apart(runs: list[MeasuredRun]) -> list[MeasuredRun]:
     """Runs of the same model on the same dataset with other settings are told apart by these: "keci, dim 64"."""
     named = []
     for _, group in groupby(runs, key=lambda run: (run.task, run.dataset, run.model)):
@@ -237,12 +233,12 @@ def _named_apart(runs: list[Run]) -> list[Run]:
         keys = dict.fromkeys(key for run in members for key in run.settings)
         differing = [key for key in keys if len({str(run.settings.get(key, "default")) for run in members}) > 1]
         for run in members:
-            told = [f"{key.lstrip('-')} {run.settings.get(key, 'default')}".strip() for key in differing]
+            told = [f"{key.replace('_', '-')} {run.settings.get(key, 'default')}".strip() for key in differing]
             named.append(replace(run, model=", ".join([run.model, *told])))
     return named
 
 
-def _place(run: Run) -> tuple[Any, ...]:
+def _place(run: MeasuredRun) -> tuple[Any, ...]:
     settings = json.dumps(run.settings, sort_keys=True, default=str)
     unknown = run.source if run.seed is None else ""
     return run.task, run.dataset, run.model, settings, -1 if run.seed is None else run.seed, unknown

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from aswa_hf._utils.files import replacing, write_text
-from aswa_hf.hub.card import STRATEGIES
+from aswa_hf.hub.card import LABELS
 from aswa_hf.plotting import as_png, draw_comparison, draw_gains, draw_trajectories
 from aswa_hf.report import compare
 from aswa_hf.report.compare import ALL, OURS, Behind, Comparison, Groups, Pair
-from aswa_hf.report.gather import Run, read_runs
+from aswa_hf.report.gather import MeasuredRun, read_runs
 from aswa_hf.report.statistics import Spread
 from aswa_hf.trajectory import Decision, encode_number
 
@@ -43,11 +43,11 @@ class Task:
     pictures: dict[str, str] = field(default_factory=dict)
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[MeasuredRun]:
         return [run for members in self.groups.values() for run in members]
 
     @property
-    def datasets(self) -> list[tuple[str, list[Run]]]:
+    def datasets(self) -> list[tuple[str, list[MeasuredRun]]]:
         """The runs with a trajectory, by dataset."""
         shown = [run for run in self.runs if run.trajectories]
         return [(name, list(runs)) for name, runs in groupby(shown, key=lambda run: run.dataset)]
@@ -91,7 +91,7 @@ def write_report(
     return _as_data(tasks, notes) | {"report": str(output), "pictures": [str(folder / name) for name in pictures]}
 
 
-def _task(name: str, runs: list[Run]) -> Task:
+def _task(name: str, runs: list[MeasuredRun]) -> Task:
     groups = compare.by_pair(runs)
     twins = compare.twins(groups)
     counted = {pair: members for pair, members in groups.items() if pair not in twins}
@@ -183,7 +183,7 @@ def _draw_gains(task: Task) -> Any:
     return draw_gains(rows, f"gain of ASWA in {task.judged} {task.metric} (left of 0: ASWA is worse)")
 
 
-def story(run: Run) -> dict[str, Any]:
+def story(run: MeasuredRun) -> dict[str, Any]:
     """What happened in a run, in numbers: decisions, members, the last change, and how the running model fared."""
     trajectory = run.trajectories.get(OURS)
     if not trajectory:
@@ -222,7 +222,7 @@ def _render(tasks: list[Task], notes: list[str], pictures: dict[str, bytes]) -> 
     environment.filters |= {"number": _number, "gain": lambda v: _number(v, sign="+"), "p": _p}
     embedded = {name: f"data:image/png;base64,{base64.b64encode(png).decode()}" for name, png in pictures.items()}
     page = environment.get_template(TEMPLATE).render(
-        tasks=tasks, notes=notes, embedded=embedded, story=story, labels=STRATEGIES, ours=OURS, all_metrics=ALL
+        tasks=tasks, notes=notes, embedded=embedded, story=story, labels=LABELS, ours=OURS, all_metrics=ALL
     )
     return page.strip() + "\n"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from contextlib import suppress
@@ -10,10 +9,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from aswa_hf._utils.files import write_text
 from aswa_hf.checkpoint import library_versions
-from aswa_hf.reproduce.runs import CONSOLE, Run, results, said_to
-from aswa_hf.reproduce.tables import SHAPES, STRATEGIES
+from aswa_hf.experiments.evaluation import each_strategy
+from aswa_hf.reproduce.runs import GridRun, printed_to, results
+from aswa_hf.reproduce.tables import SHAPES
+from aswa_hf.run_folder import CONSOLE, write_json
 
 # The paper's: 500 queries of every shape, and the ten best entities kept between two hops.
 QUERIES: dict[str, Any] = {"per_shape": 500, "seed": 0, "beam": 10}
@@ -24,7 +24,7 @@ def part_file(table: str) -> str | None:
     return f"{table}.json" if table in MEASURED else None
 
 
-def is_measured(table: str, run: Run, output_dir: Path) -> bool:
+def is_measured(table: str, run: GridRun, output_dir: Path) -> bool:
     name = part_file(table)
     if name is None:
         return True
@@ -32,9 +32,8 @@ def is_measured(table: str, run: Run, output_dir: Path) -> bool:
     return found is not None and found.get("settings") == _settings(table)
 
 
-def measure(table: str, run: Run, source: str, output_dir: Path) -> None:
+def measure(table: str, run: GridRun, source: str, output_dir: Path) -> None:
     """Evaluates the final weights of all strategies of a run, and writes what came of it beside its results."""
-    from aswa_hf.cli.evaluate import _with_weights
     from aswa_hf.kge import LinkPredictor
 
     name = part_file(table)
@@ -43,10 +42,10 @@ def measure(table: str, run: Run, source: str, output_dir: Path) -> None:
     folder = output_dir / run.name
     start = time.perf_counter()
     evaluate = MEASURED[table]
-    with said_to(folder / CONSOLE):
+    with printed_to(folder / CONSOLE):
         kg = _graph(source)
         predictor = LinkPredictor.from_pretrained(folder, kg=kg)
-        weights = _with_weights(predictor, str(folder), list(STRATEGIES[run.task]))
+        weights = each_strategy(predictor.model, folder, run.settings.strategies)
         found = {strategy: evaluate(predictor, source) for strategy in weights}
     about = {"dataset": kg.name, "model": run.model, "seed": run.seed, "epochs": run.epochs}
     content = {
@@ -58,7 +57,7 @@ def measure(table: str, run: Run, source: str, output_dir: Path) -> None:
         "seconds": {"evaluate": time.perf_counter() - start},
         "versions": library_versions(),
     }
-    write_text(folder / name, json.dumps(content, indent=2, allow_nan=False) + "\n")
+    write_json(folder / name, content)
 
 
 def _settings(table: str) -> dict[str, Any]:

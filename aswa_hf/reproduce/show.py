@@ -9,17 +9,19 @@ from typing import Any
 
 from rich.table import Table as RichTable
 
+from aswa_hf.experiments.settings import KGERun
 from aswa_hf.reproduce.figures import Figure, paper_figures
 from aswa_hf.reproduce.parts import is_measured, part_file
-from aswa_hf.reproduce.runs import KGE_SETTINGS, RESULTS, Run, recipe_epochs, results
-from aswa_hf.reproduce.tables import IMAGES, KGE, MODELS, STRATEGIES, Table, plain
+from aswa_hf.reproduce.runs import GridRun, recipe_epochs, results
+from aswa_hf.reproduce.tables import COMPARED, IMAGES, KGE, MODELS, Table, plain
+from aswa_hf.run_folder import RESULTS
 
 ORDER = ("last", "best", "ema", "swa", "swa-all", "aswa", "fge")
 MISSING = "–"
 LINES = (("ours", "ours", ""), ("±", "deviation", ""), ("paper", "paper", ""), ("differs", "difference", "+"))
 
 
-def rows(table: Table, runs: Sequence[Run], output_dir: Path) -> list[dict[str, Any]]:
+def rows(table: Table, runs: Sequence[GridRun], output_dir: Path) -> list[dict[str, Any]]:
     """The rows of a table: `{"dataset", "model", "strategy", "val_ratio", "columns": {name: cell}}`.
 
     A cell is `{"ours", "deviation", "runs", "paper", "paper_deviation", "difference"}`; what there is not is None.
@@ -32,7 +34,7 @@ def rows(table: Table, runs: Sequence[Run], output_dir: Path) -> list[dict[str, 
     for dataset, ratio, model in dict.fromkeys((run.dataset, run.val_ratio, run.model) for run in runs):
         group = [run for run in runs if (run.dataset, run.val_ratio, run.model) == (dataset, ratio, model)]
         paper = _paper_rows(table, dataset, ratio, model)
-        for strategy in (name for name in ORDER if name in (*STRATEGIES[table.task], *["fge"] * table.fge)):
+        for strategy in (name for name in ORDER if name in (*COMPARED[table.task], *["fge"] * table.fge)):
             cells = {}
             for column in columns:
                 some = [run for run in group if not table.by_epochs or str(run.epochs) == column]
@@ -45,7 +47,7 @@ def rows(table: Table, runs: Sequence[Run], output_dir: Path) -> list[dict[str, 
     return content
 
 
-def _scores(table: Table, run: Run, output_dir: Path) -> dict[tuple[str, str], float]:
+def _scores(table: Table, run: GridRun, output_dir: Path) -> dict[tuple[str, str], float]:
     """The numbers of a run that belong into a table, by strategy and metric."""
     part = part_file(table.name)
     content = results(run, output_dir, part or RESULTS)
@@ -85,13 +87,14 @@ def _cell(values: list[float], paper: Figure | None) -> dict[str, Any]:
     }
 
 
-def title(table: Table, runs: Sequence[Run]) -> str:
+def title(table: Table, runs: Sequence[GridRun]) -> str:
     """What a table shows, and with which settings; where these are not the paper's, it says so."""
     epochs = list(dict.fromkeys(run.epochs for run in runs))
     seeds = list(dict.fromkeys(run.seed for run in runs))
     parts = ["epochs: " + ", ".join(map(str, epochs)), "seeds: " + ", ".join(map(str, seeds))]
     if table.task == KGE:
-        parts.append(f"d = {KGE_SETTINGS['dim']}, Adam, learning rate {KGE_SETTINGS['lr']}, KvsAll")
+        paper = KGERun(dataset="")
+        parts.append(f"d = {paper.dim}, Adam, learning rate {paper.lr}, KvsAll")
     elif runs[0].train_size:
         parts.append(f"{runs[0].train_size} training images")
     shortened = any(run.epochs not in (table.epochs or [recipe_epochs(run.model)]) for run in runs)

@@ -28,8 +28,8 @@ MODELS = {
         "wrn28_10_cifar": "WRN-28-10",
     },
 }
-# A run ships the first.
-STRATEGIES = {
+# The strategies that shadow a run; it ships the first.
+COMPARED = {
     KGE: ("aswa", "swa-all", "swa", "ema", "best", "last"),
     IMAGES: ("aswa", "swa", "ema", "best", "last"),
 }

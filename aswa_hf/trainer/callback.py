@@ -28,9 +28,9 @@ from aswa_hf.comparison import (
     reported,
     why_empty,
 )
+from aswa_hf.run_folder import checkpoint_folder, write_trajectory
 from aswa_hf.strategies import Strategy
 from aswa_hf.trainer.files import (
-    TRAJECTORY_FILE,
     complete_checkpoints,
     drop_waiting,
     folder_ahead,
@@ -50,7 +50,7 @@ from aswa_hf.trainer.options import (
     take_places,
     unheard,
 )
-from aswa_hf.trajectory import decode_numbers, encode_number, save_trajectories
+from aswa_hf.trajectory import decode_numbers, encode_number
 
 logger = logging.get_logger(__name__)
 
@@ -121,6 +121,8 @@ class ASWACallback(TrainerCallback):
         self.push_to_hub = push_to_hub
         self.pushed: str | None = None
         """The address of the repository, when the push at the end of training has succeeded."""
+        self.writes_history = True
+        """Whether the trajectory file is written when training ends; whoever switches it off writes it."""
         self._metric = metric
         self._greater_is_better = greater_is_better
         self._options = {"batchnorm": batchnorm, "bn_batches": bn_batches, "dtype": dtype, "device": device}
@@ -217,7 +219,7 @@ class ASWACallback(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._decide_if_missed(state)
-        missing = saved_state(Path(args.output_dir) / f"checkpoint-{state.global_step}", state.global_step) is None
+        missing = saved_state(checkpoint_folder(args.output_dir, state.global_step), state.global_step) is None
         # A sharded state is written by all ranks or none, and rank 0 may have moved what another looks for.
         if agree(missing, args.device) if is_sharded(self._bound().model) else missing:
             self._write_ahead(args, state)  # a checkpoint that was asked for at the last moment
@@ -240,7 +242,7 @@ class ASWACallback(TrainerCallback):
         self._decide_if_missed(state)
         if self.apply is not None:
             self._apply(state, self.strategies[self.apply])
-        if args.should_save:
+        if args.should_save and self.writes_history:
             self._write_history(args)
         repo_id = repository_of(self.push_to_hub, args)
         if repo_id is not None and not state.is_hyper_param_search:
@@ -250,10 +252,9 @@ class ASWACallback(TrainerCallback):
         shipped = self.apply if self.apply and self.strategies[self.apply].members else None
         try:
             drop_waiting(args.output_dir)
-            save_trajectories(
-                Path(args.output_dir) / TRAJECTORY_FILE,
-                {name: strategy.trajectory for name, strategy in self.strategies.items()},
-                alphas={name: strategy.alphas for name, strategy in self.strategies.items()},
+            write_trajectory(
+                Path(args.output_dir),
+                self.strategies,
                 metric=self.score.label,
                 greater_is_better=self.greater_is_better,
                 applied=shipped,

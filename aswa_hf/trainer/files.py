@@ -10,12 +10,9 @@ import shutil
 from pathlib import Path
 
 from transformers import TrainerState, TrainingArguments
-from transformers.trainer import TRAINER_STATE_NAME
 
 from aswa_hf.checkpoint import AVERAGE_FILE
-
-STATE_FOLDER = "aswa"
-TRAJECTORY_FILE = "aswa_trajectory.json"
+from aswa_hf.run_folder import STATE_FOLDER, TRAINER_STATE, checkpoint_folder, checkpoints
 
 
 def folder_ahead(output_dir: str | Path, step: int) -> Path:
@@ -25,7 +22,7 @@ def folder_ahead(output_dir: str | Path, step: int) -> Path:
 
 def move_into_checkpoint(output_dir: str | Path, step: int) -> None:
     """Gives a checkpoint the state that was written ahead of it, and drops those no checkpoint was made for."""
-    ahead, checkpoint = folder_ahead(output_dir, step), Path(output_dir) / f"checkpoint-{step}"
+    ahead, checkpoint = folder_ahead(output_dir, step), checkpoint_folder(output_dir, step)
     if ahead.is_dir() and checkpoint.is_dir():
         shutil.rmtree(checkpoint / STATE_FOLDER, ignore_errors=True)
         ahead.rename(checkpoint / STATE_FOLDER)
@@ -49,20 +46,19 @@ def saved_state(checkpoint: Path, step: int) -> Path | None:
 
 def complete_checkpoints(folder: Path) -> list[str]:
     """The names of the checkpoints that have a state, oldest first."""
-    names = [path.parent.parent.name for path in folder.glob(f"checkpoint-*/{STATE_FOLDER}/{AVERAGE_FILE}")]
-    return sorted(names, key=lambda name: int(name.rpartition("-")[2]))
+    return [path.name for path in checkpoints(folder) if (path / STATE_FOLDER / AVERAGE_FILE).exists()]
 
 
 def resumed_checkpoint(resume_from: str | Path | None, args: TrainingArguments, state: TrainerState) -> Path:
     """The folder a resumed run starts from; the Trainer does not tell."""
     given = args.resume_from_checkpoint
     candidates = [Path(given)] if isinstance(given, str) else []
-    candidates.append(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+    candidates.append(checkpoint_folder(args.output_dir, state.global_step))
     if resume_from is not None:
         candidates = [Path(resume_from)]
     for candidate in candidates:
-        if (candidate / TRAINER_STATE_NAME).is_file():
-            saved = TrainerState.load_from_json(str(candidate / TRAINER_STATE_NAME))
+        if (candidate / TRAINER_STATE).is_file():
+            saved = TrainerState.load_from_json(str(candidate / TRAINER_STATE))
             # Another run may have a checkpoint of the same step, but not the same history.
             if (saved.global_step, saved.log_history) == (state.global_step, state.log_history):
                 return candidate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,9 +16,8 @@ from timm.models._hub import save_config_for_hf
 from torch import Tensor
 from transformers import TimmWrapperConfig, TimmWrapperForImageClassification
 
-from aswa_hf._utils.files import replacing
-
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
+from aswa_hf._utils.files import read_object, replacing
+from aswa_hf.run_folder import CONFIG, WEIGHTS
 
 
 class TimmForImageClassification(TimmWrapperForImageClassification):
@@ -122,6 +122,17 @@ def save_timm(
             model_config={"num_classes": config.num_labels, "label_names": labels},
             model_args=config.model_args or None,
         )
+        drop_repeated_classes(temporary)
+
+
+def drop_repeated_classes(config: Path) -> None:
+    """Removes the number of classes from the model's arguments in a config that timm wrote.
+
+    timm ≥ 1.0.31 repeats it there, and transformers' wrapper would pass it to the model twice.
+    """
+    content = read_object(config)
+    if content.get("model_args", {}).pop("num_classes", None) is not None:
+        config.write_text(json.dumps(content, indent=2), encoding="utf-8")
 
 
 def save_tensors(state: Mapping[str, Tensor], path: Path, **about: str) -> None:

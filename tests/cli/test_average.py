@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -13,8 +14,7 @@ from commands import outcome
 from safetensors.torch import load_file, save_file
 from transformers import set_seed
 
-from aswa_hf.experiments.image import train_image
-from aswa_hf.experiments.kge import train_kge
+from aswa_hf.experiments import ImageRun, KGERun, train_image, train_kge
 from aswa_hf.hub import write_repository
 from aswa_hf.kge import DistMult, KGETrainer, LinkPredictor, evaluate_link_prediction, load_kg, paper_arguments
 from aswa_hf.trajectory import load_trajectories
@@ -55,17 +55,9 @@ def kge_run(tmp_path_factory):
             for h, r, t in kg.triples(split)
         ]
         (data / f"{name}.txt").write_text("\n".join(lines) + "\n")
-    options = {"scorer": "distmult", "dim": 16, "batch_size": 1024, "lr": 0.1, "scheme": "kvsall", "p": 0, "q": 1}
     for seed in (0, 1):
-        train_kge(
-            dataset=str(data),
-            output_dir=folder / f"seed-{seed}",
-            epochs=4,
-            strategies=["last"],
-            seed=seed,
-            resume=False,
-            **options,
-        )
+        run = KGERun(dataset=str(data), model="distmult", dim=16, epochs=4, strategies=("last",), seed=seed)
+        train_kge(run, folder / f"seed-{seed}")
     return folder
 
 
@@ -102,14 +94,18 @@ def test_json_is_all_that_is_printed(trainer_folder, run_here):
 
 def test_the_evaluation_of_our_link_predictors_is_found_by_itself(kge_run, run_here):
     runs = [kge_run / "seed-0", kge_run / "seed-1"]
-    # The settings know the folder of triples by its name alone.
-    status, _, err = run_here(*runs, "-o", "averaged")
-    assert status == 1
-    assert err.startswith("aswa-hf: The graph of the run could not be loaded; give it with --dataset")
-    for run in runs:
-        results = json.loads((run / "results.json").read_text())
-        results["command"] = f"aswa-hf train kge --dataset {kge_run / 'graph'}"
-        (run / "results.json").write_text(json.dumps(results))
+    # Data that have been moved, and settings of an older version, which knew a folder by its name alone.
+    settings = [(run / "settings.json").read_text() for run in runs]
+    for source in ({"source": str(kge_run / "moved")}, {}):
+        for run, text in zip(runs, settings, strict=True):
+            content = json.loads(text)
+            del content["dataset"]["source"]
+            (run / "settings.json").write_text(json.dumps(content | {"dataset": content["dataset"] | source}))
+        status, _, err = run_here(*runs, "-o", "averaged")
+        assert status == 1
+        assert err.startswith("aswa-hf: The graph of the run could not be loaded; give it with --dataset")
+    for run, text in zip(runs, settings, strict=True):
+        (run / "settings.json").write_text(text)
     status, out, err = run_here(*runs, "-o", "averaged", "--json", "--strategy", "best")
     assert status == 0, err
     found = json.loads(out)
@@ -129,11 +125,8 @@ def test_the_evaluation_of_our_link_predictors_is_found_by_itself(kge_run, run_h
 
 
 def test_a_run_that_keeps_its_checkpoints_is_averaged_by_itself(run_here, tmp_path):
-    options = {"scorer": "distmult", "dim": 4, "batch_size": 1024, "lr": 0.1, "scheme": "kvsall", "p": 0, "q": 1}
     run = tmp_path / "run"
-    train_kge(
-        dataset="countries", output_dir=run, epochs=4, strategies=["last"], seed=0, resume=False, keep=3, **options
-    )
+    train_kge(KGERun(dataset="countries", model="distmult", dim=4, epochs=4, strategies=("last",), keep=3), run)
     status, out, err = run_here(run, "-o", "averaged", "--json")
     assert status == 0, err
     found = json.loads(out)
@@ -142,13 +135,19 @@ def test_a_run_that_keeps_its_checkpoints_is_averaged_by_itself(run_here, tmp_pa
 
 
 def test_image_runs_are_judged_on_their_own_split_with_recalibrated_statistics(run_here, tmp_path):
-    options = {"recipe_name": None, "batch_size": 100, "lr": None, "fge": False, "fge_cycle": None, "image_size": 32}
-    options |= {"augment": None, "val_ratio": 0.3, "train_size": 300, "bn_batches": 2, "precision": "fp32", "seed": 0}
+    run = ImageRun(
+        dataset="digits",
+        model="test_byobnet",
+        batch_size=100,
+        image_size=32,
+        val_ratio=0.3,
+        train_size=300,
+        bn_batches=2,
+        precision="fp32",
+        strategies=("last",),
+    )
     for epochs in (1, 2):
-        train_image(
-            dataset="digits", output_dir=tmp_path / str(epochs), model_name="test_byobnet", epochs=epochs,
-            strategies=["last"], resume=False, **options,
-        )  # fmt: skip
+        train_image(replace(run, epochs=epochs), tmp_path / str(epochs))
     status, out, err = run_here("1", "2", "-o", "averaged", "--strategy", "uniform", "--json")
     assert (status, err) == (0, "")
     found = json.loads(out)

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -80,7 +81,7 @@ def test_a_link_predictor_is_trained_evaluated_asked_and_resumed(run_here, tmp_p
     folder = tmp_path / "run"
     results = json.loads((folder / "results.json").read_text())
     assert set(results["strategies"]) == {"aswa", "swa", "ema", "best", "last"}
-    assert results["command"] == "aswa-hf " + " ".join([*train, "--epochs", "20"])
+    assert results["command"] == " ".join(("aswa-hf", *train[:-2], "--epochs", "20", *train[-2:]))
     for file in ("aswa_trajectory.json", "trajectory.png", "train.log", "entities.json", "model.safetensors"):
         assert (folder / file).exists(), file
     assert f"{100 * results['strategies']['aswa']['test']['mrr']:.2f}" in output
@@ -132,7 +133,8 @@ def test_numbers_that_are_none_and_strategies_without_weights_do_not_spoil_the_r
     from torch import nn
 
     from aswa_hf import BestCheckpoint, LastCheckpoint
-    from aswa_hf.experiments.running import evaluate_strategies, results_table, write_results
+    from aswa_hf.experiments.progress import results_table
+    from aswa_hf.experiments.running import evaluate_strategies, write_results
 
     model = nn.Linear(1, 1)
     strategies = {"best": BestCheckpoint(model), "last": LastCheckpoint(model)}
@@ -141,8 +143,10 @@ def test_numbers_that_are_none_and_strategies_without_weights_do_not_spoil_the_r
             strategy.update(running_score=float("nan"))
     found = evaluate_strategies(strategies, lambda split: {"mrr": float("nan")}, Console(quiet=True))
     assert list(found) == ["last"]
-    (tmp_path / "aswa_trajectory.json").write_text("{}")
-    write_results(tmp_path, found, {"train": 1.0})
+    callback = SimpleNamespace(
+        strategies=strategies, score=SimpleNamespace(label="mrr"), greater_is_better=True, apply="last"
+    )
+    write_results(tmp_path, callback, found, {"train": 1.0}, model="linear", dataset="numbers")
     for content in (
         strict((tmp_path / "results.json").read_text()),
         strict((tmp_path / "aswa_trajectory.json").read_text())["run"],
@@ -272,9 +276,11 @@ def test_an_image_classifier_is_trained_tested_with_every_strategy_and_loaded_by
 
 
 def test_digits_are_drawn_by_class_and_tested_on_the_same_images_whatever_is_left_for_training():
+    from aswa_hf.experiments import ImageRun
     from aswa_hf.experiments.image import load_images
 
-    small, large = load_images("digits", 0.2, 0, 100), load_images("digits", 0.05, 0, None)
+    small = load_images(ImageRun(dataset="digits", val_ratio=0.2, train_size=100))
+    large = load_images(ImageRun(dataset="digits"))
     # Each digit is about a tenth of the 1,300 that are not for testing.
     for labels, share in [(small["train"], 10), (small["validation"], 26), (large["validation"], 6.5)]:
         counts = [labels["label"][:].count(digit) for digit in range(10)]
@@ -320,17 +326,20 @@ def test_a_killed_image_run_is_resumed_bit_identically(tmp_path):
     [
         ("train image --dataset digits --output-dir i --model resnet_of_dreams", "no model 'resnet_of_dreams'"),
         ("train image --dataset digits --output-dir i --recipe cake", "Unknown recipe 'cake'. Known are vgg16"),
-        ("train image --dataset digits --output-dir i --strategies aswa,best,first", "Unknown strategy 'first'"),
+        (
+            "train image --dataset digits --output-dir i --strategies aswa,best,first",
+            "does not know 'first'",
+        ),
         ("train image --dataset digits --output-dir i --val-ratio 1.5", "1.5"),
         ("train image --dataset nowhere --output-dir i", "nowhere"),
         ("train image --dataset digits --output-dir i --epochs 1 --fge", "needs --epochs 2 or more"),
         ("train image --dataset digits --output-dir i --epochs 5 --fge --fge-cycle 3", "the last 1 of 5 epochs"),
         ("train image --dataset digits --output-dir i --epochs 5 --fge --fge-cycle 0", "above 0, got 0.0"),
         ("train image --dataset digits --output-dir i --train-size 5000", "train_size is 5000. Expected at least 10"),
-        ("train image --dataset digits --output-dir i --precision int4", "got 'int4'"),
+        ("train image --dataset digits --output-dir i --precision int4", "--precision does not know 'int4'"),
         ("train image --dataset digits --output-dir i --resume", "no checkpoint in i"),
         ("train kge --dataset nowhere --output-dir a", "nowhere"),
-        ("train kge --dataset countries --model transe --output-dir b", "must be one of distmult"),
+        ("train kge --dataset countries --model transe --output-dir b", "--model does not know 'transe'"),
         ("train kge --dataset countries --output-dir c --resume", "no checkpoint in c"),
         ("predict nothing --head france --relation locatedin", "nothing"),
     ],

@@ -48,7 +48,7 @@ def test_a_table_is_run_once_and_shared_with_the_others(here, capsys):
         cell = mrr(content["rows"], strategy)
         assert (cell["ours"], cell["runs"], cell["paper"]) == (pytest.approx(sum(scores) / 2), 2, None)
     assert results[1]["command"].startswith(
-        "aswa-hf train kge --dataset countries --model complex --epochs 2 --seed 1"
+        "aswa-hf train kge --dataset countries --epochs 2 --strategies aswa,swa-all,swa,ema,best,last --seed 1"
     )
     assert all((folder / "train.log").exists() for folder in folders)
 

@@ -203,11 +203,13 @@ def test_runs_with_other_strategies_are_compared_where_they_meet(runs_of):
 
 
 def test_runs_with_other_settings_are_told_apart_and_seeds_are_not(runs_of):
-    command = "aswa-hf train kge --dataset x --seed {} --output-dir {} --lr {}"
+    def settings(seed, lr, dataset):
+        return {"dataset": dataset, "model": "keci", "seed": seed, "lr": lr, "strategies": ["aswa"], "recipe": None}
+
     runs = runs_of(
-        result(0.5, 0.4, seed=0, command=command.format(0, "a", 0.1)),
-        result(0.6, 0.4, seed=1, command=command.format(1, "b", 0.1) + " --keep 10"),
-        result(0.7, 0.4, seed=0, command=command.format(0, "c", 0.2)),
+        result(0.5, 0.4, seed=0, settings=settings(0, 0.1, "UMLS")),
+        result(0.6, 0.4, seed=1, settings=settings(1, 0.1, "data/UMLS")),
+        result(0.7, 0.4, seed=0, settings=settings(0, 0.2, "UMLS")),
         result(0.8, 0.4, seed=0, model="qmult"),
     )
     assert [(run.model, run.seed) for run in runs] == [

@@ -1,4 +1,4 @@
-"""The paper's tables: their figures, the runs they need, the time these take, and our numbers beside the paper's."""
+"""The paper's tables: their figures, the runs they need, and our numbers beside the paper's."""
 
 import json
 import sys
@@ -10,24 +10,27 @@ from rich.console import Console
 from torch import nn
 
 from aswa_hf.comparison import build_strategies, named_factories
-from aswa_hf.reproduce.clock import Clock, shown
+from aswa_hf.experiments import KGERun
 from aswa_hf.reproduce.figures import paper_figures
-from aswa_hf.reproduce.runs import KGE_SETTINGS, Run, command, epochs_logged, is_trained, plan
+from aswa_hf.reproduce.grid import shown
+from aswa_hf.reproduce.runs import GridRun, is_trained, plan
 from aswa_hf.reproduce.show import as_terminal_tables, rows, title
-from aswa_hf.reproduce.tables import KGE, STRATEGIES, TABLES, find_dataset, find_models, find_table
+from aswa_hf.reproduce.tables import COMPARED, KGE, TABLES, find_dataset, find_models, find_table
 
 LINKS = TABLES["link-prediction"]
 
 
-def write_run(run, folder, scores, seconds=10.0):
+def links_run(dataset, model, seed, epochs):
+    return GridRun(dataset, KGERun(dataset=dataset, model=model, seed=seed, epochs=epochs, strategies=COMPARED[KGE]))
+
+
+def write_run(run, folder, scores):
     """A finished run as `train` leaves it, with a test MRR for each strategy."""
     place = folder / run.name
     place.mkdir(parents=True)
-    settings = {"dataset": {"name": run.dataset}, "model": run.model, "epochs": run.epochs, "seed": run.seed}
-    settings |= KGE_SETTINGS | {"strategies": list(STRATEGIES[KGE])}
-    (place / "settings.json").write_text(json.dumps(settings))
+    (place / "settings.json").write_text(json.dumps(run.settings.to_settings({}, 1)))
     strategies = {name: {"test": {"mrr": score, "hits@1": 0.5}} for name, score in scores.items()}
-    (place / "results.json").write_text(json.dumps({"strategies": strategies, "seconds": {"train": seconds}}))
+    (place / "results.json").write_text(json.dumps({"strategies": strategies}))
 
 
 def test_the_papers_swa_averages_from_the_first_epoch_on():
@@ -74,7 +77,7 @@ def test_every_figure_has_a_run_and_a_column(name):
     for (dataset, model, strategy), cells in paper_figures(name).items():
         assert dataset.partition(":")[0] in table.datasets
         assert model in table.models
-        assert strategy in (*STRATEGIES[table.task], *["fge"] * table.fge)
+        assert strategy in (*COMPARED[table.task], *["fge"] * table.fge)
         assert len(cells) == len(table.figures)
 
 
@@ -91,7 +94,7 @@ def test_runs_that_differ_have_different_names():
         *plan(TABLES["cifar"], ["vgg16_bn_cifar"], ["CIFAR-10"], [0], None),
         *plan(TABLES["cifar-epochs"], ["vgg16_bn_cifar"], ["CIFAR-10"], [0], None),
         *plan(TABLES["cifar-ratios"], ["vgg16_bn_cifar"], ["CIFAR-10"], [0], None),
-        *plan(TABLES["cifar"], ["vgg16_bn_cifar"], ["CIFAR-10"], [0], [30], 10_000, 20),
+        *plan(TABLES["cifar"], ["vgg16_bn_cifar"], ["CIFAR-10"], [0], [30], train_size=10_000, bn_batches=20),
     ]
     assert len({run.name for run in runs}) == len(set(runs)) == len(runs) == 1 + 8 + 16 + 1
     assert runs[0].name == "cifar-10-vgg16_bn_cifar-0-300-fge"
@@ -103,14 +106,13 @@ def test_without_a_length_a_network_trains_as_long_as_its_recipe():
     assert [run.epochs for run in runs] == [225, 300]
 
 
-def test_the_command_of_a_single_run_is_told(tmp_path):
-    run = Run(KGE, "UMLS", "keci", 3, 20)
-    assert command(run, "data/kg/UMLS", tmp_path)[:10] == (
-        ["train", "kge", "--dataset", "data/kg/UMLS", "--model", "keci", "--epochs", "20", "--seed", "3"]
-    )
-    (image,) = plan(TABLES["cifar"], ["vgg16_bn_cifar"], ["digits"], [0], [2], 100, None)
-    assert "--train-size 100" in " ".join(command(image, "digits", tmp_path))
-    assert command(image, "digits", tmp_path)[-1] == "--fge"
+def test_the_command_of_a_single_run_repeats_it():
+    run = links_run("UMLS", "keci", 3, 20).settings
+    expected = "aswa-hf train kge --dataset UMLS --model keci --epochs 20 --strategies aswa,swa-all,swa,ema,best,last"
+    assert run.command("runs/a") == f"{expected} --seed 3 --output-dir runs/a"
+    (image,) = plan(TABLES["cifar"], ["vgg16_bn_cifar"], ["digits"], [0], [2], train_size=100)
+    expected = "aswa-hf train image --dataset digits --model vgg16_bn_cifar --epochs 2 --fge --train-size 100"
+    assert image.settings.command("runs/b") == f"{expected} --output-dir runs/b"
 
 
 def test_datasets_are_found_whatever_the_spelling(tmp_path):
@@ -137,7 +139,7 @@ def test_models_and_tables_that_are_not_there_are_refused():
 
 
 def test_a_folder_with_another_run_is_not_taken_for_this_one(tmp_path):
-    run = Run(KGE, "UMLS", "complex", 0, 256)
+    run = links_run("UMLS", "complex", 0, 256)
     assert not is_trained(run, tmp_path)
     write_run(run, tmp_path, {"aswa": 0.9})
     assert is_trained(run, tmp_path)
@@ -193,58 +195,17 @@ def test_the_title_says_when_the_setting_is_not_the_papers():
     assert "not the setting of the paper" in short
     images = TABLES["cifar"]
     assert "not the setting" not in title(images, plan(images, ["vgg16_cifar"], ["CIFAR-10"], [0], None))
-    assert "100 training images" in title(images, plan(images, ["vgg16_cifar"], ["CIFAR-10"], [0], None, 100))
-
-
-def test_the_time_left_follows_from_the_most_similar_runs(tmp_path):
-    time = [0.0]
-    done, same, other_model, other_data = (
-        Run(KGE, "UMLS", "complex", 0, 100),
-        Run(KGE, "UMLS", "complex", 1, 200),
-        Run(KGE, "UMLS", "keci", 0, 100),
-        Run(KGE, "KINSHIP", "keci", 0, 100),
+    assert "100 training images" in title(
+        images, plan(images, ["vgg16_cifar"], ["CIFAR-10"], [0], None, train_size=100)
     )
-    write_run(done, tmp_path, {}, seconds=50.0)  # half a second an epoch
-    clock = Clock([same, other_model, other_data], tmp_path, [done, same, other_model, other_data], lambda: time[0])
-    assert clock.left() == pytest.approx(100 + 50 + 50)
-    clock.start(same)
-    time[0] = 40.0
-    assert clock.left() == pytest.approx(60 + 50 + 50)
-    time[0] = 400.0  # slower than thought: two seconds an epoch
-    assert clock.stop() == 400.0
-    assert clock.left() == pytest.approx(2 * 100 * (0.5 + 2) / 2)
-    clock.start(other_model)
-    time[0] += 100.0
-    assert clock.stop() == 100.0
-    assert clock.left() == pytest.approx(100 * (0.5 + 2 + 1) / 3)
-    clock.start(other_data)
-    assert clock.left_text() == "about 2 min left"
-    # What its own log tells says more: 10 epochs in 30 seconds.
-    (tmp_path / other_data.name).mkdir()
-    (tmp_path / other_data.name / "train.log").write_text('{"step": 1, "epoch": 10.0}\n{"step": 2, "ep')
-    time[0] += 30.0
-    assert clock.left() == pytest.approx(270)
-    clock.stop(well=False)
-    assert clock.left_text() == "nothing left"
 
 
-def test_nothing_is_foretold_before_anything_is_known(tmp_path):
-    clock = Clock([Run(KGE, "UMLS", "complex", 0, 100)], tmp_path)
-    assert clock.left() is None
-    assert clock.left_text() == "time left unknown"
+def test_durations_are_shown_in_the_unit_that_suits_them():
     assert [shown(seconds) for seconds in (3.2, 89, 600, 7200)] == ["3 s", "89 s", "10 min", "2.0 h"]
 
 
-def test_the_log_tells_how_far_a_run_is_even_when_torn(tmp_path):
-    run = Run(KGE, "UMLS", "complex", 0, 100)
-    assert epochs_logged(run, tmp_path) == 0
-    (tmp_path / run.name).mkdir()
-    (tmp_path / run.name / "train.log").write_text('{"epoch": 3.0}\n{"epoch": 4.0, "loss"')
-    assert epochs_logged(run, tmp_path) == 3
-
-
 def test_the_tables_of_the_pages_are_those_of_the_kept_results(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     import tables
 
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -256,7 +217,7 @@ def test_the_tables_of_the_pages_are_those_of_the_kept_results(monkeypatch):
 
 
 def test_what_is_kept_of_a_log_is_a_line_an_epoch(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     import collect_results
 
     entries = [

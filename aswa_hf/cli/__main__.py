@@ -1,0 +1,3 @@
+from aswa_hf.cli import main
+
+main()

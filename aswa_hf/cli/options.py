@@ -1,0 +1,56 @@
+"""Flags of the command line that are made from the settings of a run."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from aswa_hf.experiments.settings import Setting, SettingError, TrainingRun
+
+METAVARS = {int: "N", float: "X"}
+
+
+def from_settings(kind: type[TrainingRun]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command a flag for each setting of a kind of run; its first argument is the run."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        settings = list(kind.settings())
+        _, *others = inspect.signature(command, eval_str=True).parameters.values()
+        required = [_parameter(one) for one in settings if one.required]
+        required += [one for one in others if one.default is inspect.Parameter.empty]
+        optional = [_parameter(one) for one in settings if not one.required]
+        optional += [one for one in others if one.default is not inspect.Parameter.empty]
+
+        @functools.wraps(command)
+        def run_command(**given: Any) -> None:
+            try:
+                run = kind(**{one.name: given.pop(one.name) for one in settings})
+            except SettingError as error:
+                flag = next(one.flag for one in settings if one.name == error.name)
+                raise ValueError(f"{flag} {error.problem}") from None
+            command(run, **given)
+
+        # What typer reads to build the flags.
+        parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*required, *optional)]
+        run_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run_command.__annotations__ = {one.name: one.annotation for one in parameters}
+        return run_command
+
+    return decorate
+
+
+def _parameter(one: Setting) -> inspect.Parameter:
+    kind: Any = str if one.kind is tuple else one.kind
+    names = [one.flag] if one.only_on else []
+    option = typer.Option(*names, help=one.help, metavar=METAVARS.get(one.kind), min=one.least)
+    default = ",".join(one.default) if isinstance(one.default, tuple) else one.default
+    return inspect.Parameter(
+        one.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if one.required else default,
+        annotation=Annotated[kind | None if one.optional else kind, option],
+    )

@@ -1,0 +1,242 @@
+"""`KGERun` and `ImageRun`: every setting of a training run, with its default, its limits and its help text.
+
+A class here is the one source for the Python call, the flags of `aswa-hf train`, settings.json, the command in a card
+and the grid of `aswa-hf reproduce`. Nothing heavy is imported: the command line builds its flags from this module.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import NoneType
+from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
+
+DEFAULT_STRATEGIES = ("aswa", "swa", "ema", "best", "last")
+SCORERS = ("distmult", "complex", "qmult", "keci", "rescal", "tucker")
+SCHEMES = ("kvsall", "1vsall", "negative_sampling")
+PRECISIONS = ("auto", "fp32", "bf16", "fp16")
+
+R = TypeVar("R", bound="TrainingRun")
+
+
+class SettingError(ValueError):
+    """A setting outside its limits: its name, and what is wrong with it."""
+
+    def __init__(self, name: str, problem: str):
+        super().__init__(f"{name} {problem}")
+        self.name, self.problem = name, problem
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is known of a field of a run beside its default."""
+
+    name: str
+    kind: type
+    optional: bool
+    default: Any
+    help: str
+    least: float | None = None
+    choices: tuple[str, ...] = ()
+    only_on: bool = False
+    """Whether its flag can only switch it on."""
+    fixed: bool = True
+    """Whether a resumed run must have the same value."""
+
+    @property
+    def required(self) -> bool:
+        return self.default is dataclasses.MISSING
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name.replace('_', '-')}"
+
+    def check(self, value: Any) -> Any:
+        """The value as the run keeps it; raises `SettingError` for one outside the limits."""
+        if value is None and self.optional:
+            return None
+        if self.kind is tuple:
+            return self._check_names(value)
+        accepted: Any = (int, float) if self.kind is float else self.kind
+        if not isinstance(value, accepted) or (isinstance(value, bool) and self.kind is not bool):
+            raise SettingError(self.name, f"must be {self._expected()}, got {value!r}.")
+        if self.kind in (int, float) and not (-math.inf if self.least is None else self.least) <= value < math.inf:
+            raise SettingError(self.name, f"must be {self._expected()}, got {value!r}.")
+        if self.choices and value not in self.choices:
+            raise SettingError(self.name, unknown(value, self.choices))
+        return value
+
+    def _check_names(self, value: Any) -> tuple[str, ...]:
+        names = tuple(value.split(",") if isinstance(value, str) else value)
+        names = tuple(name.strip() for name in names if isinstance(name, str) and name.strip())
+        if not names:
+            raise SettingError(self.name, f"must name at least one of {', '.join(self.choices)}, got {value!r}.")
+        for place, name in enumerate(names):
+            if name in names[:place]:
+                raise SettingError(self.name, f"names {name!r} twice.")
+            if name not in self.choices:
+                raise SettingError(self.name, unknown(name, self.choices))
+        return names
+
+    def _expected(self) -> str:
+        kinds = {int: "a whole number", float: "a number", str: "text", bool: "True or False"}
+        limits = [f"of at least {self.least:g}"] if self.least is not None else []
+        return " ".join([kinds[self.kind], *limits, *(["or None"] if self.optional else [])])
+
+    def words(self, value: Any) -> list[str]:
+        """The words that give this value on the command line."""
+        if isinstance(value, bool):
+            return [self.flag if value else f"--no-{self.name.replace('_', '-')}"]
+        return [self.flag, ",".join(value) if isinstance(value, tuple) else str(value)]
+
+
+def unknown(name: Any, known: Sequence[str]) -> str:
+    """Says that a name is not among the known ones, with the nearest of them."""
+    nearest = difflib.get_close_matches(str(name), known, n=1)
+    hint = f"Did you mean {nearest[0]!r}? " if nearest else ""
+    return f"does not know {name!r}. {hint}Expected one of {', '.join(known)}."
+
+
+def setting(help: str, default: Any = dataclasses.MISSING, **limits: Any) -> Any:
+    """A field of a run; `limits` are those of `Setting`."""
+    return field(default=default, metadata={"help": help, **limits})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRun:
+    """What all runs have in common."""
+
+    kind: ClassVar[str]
+    task: ClassVar[str]
+    metric: ClassVar[str]
+
+    dataset: str = setting("What to train on.")
+    model: str = setting("What to train.")
+    strategies: tuple[str, ...] = setting(
+        "Which to keep, the first to ship.", DEFAULT_STRATEGIES, choices=(*DEFAULT_STRATEGIES, "swa-all")
+    )
+    seed: int = setting("Seed of the weights and the batches.", 0, least=0)
+    keep: int = setting("Checkpoints to keep, one for each tenth of the run.", 1, least=1, fixed=False)
+
+    def __post_init__(self) -> None:
+        for one in self.settings():
+            object.__setattr__(self, one.name, one.check(getattr(self, one.name)))
+
+    @classmethod
+    def settings(cls) -> Iterator[Setting]:
+        """The fields with what is known of them, those of the kind of run before those that all have."""
+        hints = get_type_hints(cls)
+        fields = {one.name: one for one in dataclasses.fields(cls)}
+        for name in dict.fromkeys([*inspect.get_annotations(cls), *fields]):
+            if name in fields:  # and not a class variable
+                hint, one = hints[name], fields[name]
+                kinds = (hint,) if get_origin(hint) is tuple else get_args(hint) or (hint,)
+                kind = next(kind for kind in kinds if kind is not NoneType)
+                yield Setting(name, get_origin(kind) or kind, NoneType in kinds, one.default, **one.metadata)
+
+    @classmethod
+    def from_settings(cls: type[R], content: Mapping[str, Any]) -> R:
+        """The run that a settings.json describes; what an older version did not know has its default."""
+        names = {one.name for one in cls.settings()}
+        given = {name: value for name, value in content.items() if name in names}
+        dataset = content.get("dataset")
+        if isinstance(dataset, Mapping):
+            given["dataset"] = dataset.get("source") or dataset.get("name")
+        return cls(**given)
+
+    @property
+    def dataset_name(self) -> str:
+        """The name of the dataset: of a folder the last part of its path."""
+        path = Path(self.dataset).expanduser()
+        return path.resolve().name if path.is_dir() or path.is_absolute() else self.dataset
+
+    @property
+    def name(self) -> str:
+        """The name of the run's folder where none is given."""
+        return "-".join([self.dataset_name.lower().replace("/", "-"), self.model, str(self.seed)])
+
+    def to_settings(self, sizes: Mapping[str, int], processes: int) -> dict[str, Any]:
+        """What settings.json holds: all that a resumed run must have in common with this one, and its epochs."""
+        content = {one.name: getattr(self, one.name) for one in self.settings() if one.fixed or one.name == "epochs"}
+        content = {name: list(value) if isinstance(value, tuple) else value for name, value in content.items()}
+        path = Path(self.dataset).expanduser()
+        source = str(path.resolve()) if path.is_dir() else self.dataset
+        dataset = {"name": self.dataset_name, "source": source, **sizes}
+        return content | {"dataset": dataset, "num_processes": processes}
+
+    def describe(self, output_dir: str | Path) -> dict[str, Any]:
+        """What results.json and the card say about the run itself."""
+        settings = self.to_settings({}, 1) | {"dataset": self.dataset_name}
+        del settings["num_processes"]
+        about = {"task": self.task, "dataset": self.dataset_name, "model": self.model, "seed": self.seed}
+        return about | {"epochs": settings["epochs"], "settings": settings, "command": self.command(output_dir)}
+
+    def command(self, output_dir: str | Path) -> str:
+        """The command that repeats the run."""
+        words = ["aswa-hf", "train", self.kind]
+        for one in self.settings():
+            value = getattr(self, one.name)
+            if value != one.default and value is not None:
+                words += one.words(value)
+        return shlex.join([*words, "--output-dir", str(output_dir)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class KGERun(TrainingRun):
+    """A link predictor on a knowledge graph; the defaults are the paper's settings.
+
+    >>> train_kge(KGERun(dataset="countries", model="complex"))
+    """
+
+    kind: ClassVar[str] = "kge"
+    task: ClassVar[str] = "link-prediction"
+    metric: ClassVar[str] = "mrr"
+
+    dataset: str = setting("countries[-s1|-s2|-s3], a folder of triples, or a Hub dataset.")
+    model: str = setting("distmult, complex, qmult, keci, rescal or tucker.", "complex", choices=SCORERS)
+    dim: int = setting("Real numbers per entity.", 128, least=1)
+    epochs: int = setting("How long to train.", 256, least=1, fixed=False)
+    batch_size: int = setting("Queries (or triples) per step and process.", 1024, least=1)
+    lr: float = setting("Learning rate of Adam.", 0.1, least=0)
+    scheme: str = setting("kvsall, 1vsall or negative_sampling.", "kvsall", choices=SCHEMES)
+    p: int = setting("Keci: base vectors that square to +1.", 0, least=0)
+    q: int = setting("Keci: base vectors that square to −1.", 1, least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageRun(TrainingRun):
+    """A timm model on images. What is None follows from the recipe, the model or the dataset.
+
+    >>> train_image(ImageRun(dataset="digits", epochs=20, val_ratio=0.3))
+    """
+
+    kind: ClassVar[str] = "image"
+    task: ClassVar[str] = "image-classification"
+    metric: ClassVar[str] = "accuracy"
+
+    dataset: str = setting("digits, a folder of parquet files or images, or a Hub dataset.")
+    model: str = setting("A timm model; also vgg16_bn_cifar, …", "preresnet20_cifar")
+    recipe: str | None = setting("vgg16, wrn28_10, … (the model's).", None)
+    epochs: int | None = setting("How long to train (as the recipe says).", None, least=1, fixed=False)
+    batch_size: int | None = setting("Images per step and process (recipe).", None, least=1)
+    lr: float | None = setting("First rate of SGD (recipe); SWA's and FGE's follow.", None, least=0)
+    fge: bool = setting("Fast Geometric Ensembling too.", False, only_on=True, fixed=False)
+    fge_cycle: float | None = setting("Epochs between FGE's snapshots (recipe).", None, least=0, fixed=False)
+    image_size: int | None = setting("Resize images (to the model's size).", None, least=8)
+    augment: bool | None = setting("Random crops and flips (but for digits).", None)
+    val_ratio: float = setting("The part of the training images kept for validation.", 0.05)
+    train_size: int | None = setting("Train on so many images, stratified.", None, least=1)
+    bn_batches: int | None = setting("Batches to recalibrate BatchNorm on (all).", None, least=1)
+    precision: str = setting("auto, fp32, bf16 or fp16.", "auto", choices=PRECISIONS)
+    seed: int = setting("Seed of the split, the weights and the batches.", 0, least=0)
+
+
+def run_of(content: Mapping[str, Any]) -> KGERun | ImageRun:
+    """The run that a settings.json describes, of either kind."""
+    return (ImageRun if "recipe" in content else KGERun).from_settings(content)

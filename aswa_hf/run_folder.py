@@ -1,0 +1,90 @@
+"""A run folder: the names of all files in it, and what is read from and written to them as JSON.
+
+model.safetensors, config.json, …    the shipped weights as an ordinary checkpoint
+checkpoint-<step>/                   the running model's checkpoints, each with the averages in aswa/
+aswa/                                the weights of all strategies at the end
+settings.json, results.json          how the run was configured, what each strategy reached
+aswa_trajectory.json, trajectory.png every decision, and a picture of them
+train.log, console.log               what was logged, and what a grid of runs printed
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from aswa_hf._utils.files import read_object, write_text
+from aswa_hf.strategies import Strategy
+from aswa_hf.trajectory import save_trajectories
+
+SETTINGS, RESULTS = "settings.json", "results.json"
+TRAJECTORY, PICTURE = "aswa_trajectory.json", "trajectory.png"
+LOG, CONSOLE = "train.log", "console.log"
+CONFIG, ADAPTER_CONFIG, CARD = "config.json", "adapter_config.json", "README.md"
+WEIGHTS, ADAPTER_WEIGHTS, WEIGHTS_INDEX = (
+    "model.safetensors",
+    "adapter_model.safetensors",
+    "model.safetensors.index.json",
+)
+TRAINER_STATE = "trainer_state.json"
+STATE_FOLDER = "aswa"
+CHECKPOINT_PREFIX = "checkpoint-"
+
+
+def checkpoint_folder(folder: str | Path, step: int) -> Path:
+    """Where the checkpoint of a step is kept."""
+    return Path(folder) / f"{CHECKPOINT_PREFIX}{step}"
+
+
+def checkpoint_step(checkpoint: str | Path) -> int:
+    """The step in the name of a checkpoint folder."""
+    return int(Path(checkpoint).name.removeprefix(CHECKPOINT_PREFIX))
+
+
+def checkpoints(folder: str | Path) -> list[Path]:
+    """The checkpoint folders in a run folder, oldest first."""
+    found = Path(folder).glob(f"{CHECKPOINT_PREFIX}*")
+    return sorted((path for path in found if _is_step(path.name) and path.is_dir()), key=checkpoint_step)
+
+
+def _is_step(name: str) -> bool:
+    return name.removeprefix(CHECKPOINT_PREFIX).isdecimal()
+
+
+def last_trainer_checkpoint(folder: str | Path) -> Path | None:
+    """The last checkpoint that a Trainer wrote completely: its own state is the last file it writes."""
+    complete = [path for path in checkpoints(folder) if (path / TRAINER_STATE).is_file()]
+    return complete[-1] if complete else None
+
+
+def epochs_done(checkpoint: Path | None) -> float:
+    """The number of epochs after which a Trainer wrote a checkpoint."""
+    return 0.0 if checkpoint is None else float(read_object(checkpoint / TRAINER_STATE)["epoch"])
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes an object as strict JSON, in one atomic write."""
+    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def write_trajectory(
+    folder: Path,
+    strategies: Mapping[str, Strategy],
+    *,
+    metric: str,
+    greater_is_better: bool,
+    applied: str | None,
+    **more: Any,
+) -> None:
+    """Writes the decisions of all strategies of a run; `more` is added to the file."""
+    save_trajectories(
+        folder / TRAJECTORY,
+        {name: strategy.trajectory for name, strategy in strategies.items()},
+        alphas={name: strategy.alphas for name, strategy in strategies.items()},
+        metric=metric,
+        greater_is_better=greater_is_better,
+        applied=applied,
+        **more,
+    )
