@@ -5,12 +5,18 @@ import subprocess
 import sys
 
 import pytest
+import timm
 import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from ddp_run import free_port
 from places import ROOT
 from safetensors.torch import load_file
+from torch.utils.data import DataLoader
+from training import assert_accuracy
+
+from aswa_hf.ensembles import PredictionEnsemble
+from aswa_hf.vision import ImageTensors, as_it_is, load_digits
 
 EXAMPLES = ROOT / "examples"
 
@@ -48,28 +54,35 @@ def test_image_classification_compares_strategies_fge_and_both_runs(tmp_path):
     rows = [line.split(" test accuracy ") for line in output.splitlines() if " test accuracy " in line]
     kinds = ("aswa", "swa", "ema", "best", "last", "fge")
     assert [row[0].strip() for row in rows] == [f"seed {s}, {kind}" for s in (0, 1) for kind in kinds] + ["both runs"]
+    # What is printed is what the saved weights predict, alone and together.
+    test = ImageTensors(load_digits(train=300)["test"], size=16)
+    batches = DataLoader(test, batch_size=250, collate_fn=as_it_is)
+    folders = [tmp_path / "runs" / "image_classification" / f"seed-{seed}" for seed in (0, 1)]
+    models = [timm.create_model(f"local-dir:{folder}", pretrained=True) for folder in folders]
     scores = {row[0].strip(): float(row[1]) for row in rows}
-    # Six steps are too few for BatchNorm's running statistics; averaged weights come with fresh ones.
-    learned = ("seed 0, aswa", "seed 0, ema", "seed 1, aswa", "seed 1, ema", "both runs")
-    assert min(scores[name] for name in learned) > 0.2
-    assert scores["both runs"] not in (scores["seed 0, aswa"], scores["seed 1, aswa"])
-    folder = tmp_path / "runs" / "image_classification" / "seed-1"
-    assert (folder / "model.safetensors").exists()
-    assert len(list((folder / "fge").glob("snapshot-*.safetensors"))) == 2
+    for name, members in (("seed 0, aswa", models[:1]), ("seed 1, aswa", models[1:]), ("both runs", models)):
+        ensemble = PredictionEnsemble(None, members, forward=lambda model, batch: model(batch["pixel_values"]))
+        assert_accuracy(scores[name], ensemble.predict(batches), test.labels, digits=4)
+    for folder in folders:
+        assert len(list((folder / "fge").glob("snapshot-*.safetensors"))) == 2
 
 
 @pytest.mark.parametrize(
-    ("example", "fast"),
+    ("example", "fast", "one_turned"),
     [
+        # An image of 1097 that is as likely of two classes, or a triple of 48 ranked first or second: with batches of
+        # another size the kernels round otherwise.
         pytest.param(
             "image_accelerate.py",
             ["--train_size", "200", "--model", "test_resnet", "--epochs", "3"],
+            1 / 1097,
             marks=pytest.mark.slow,
         ),
-        ("kge_accelerate.py", ["--dim", "8", "--batch_size", "200", "--epochs", "6"]),
+        ("kge_accelerate.py", ["--dim", "8", "--batch_size", "200", "--epochs", "6"], 0.5 / 48),
     ],
+    ids=["image", "kge"],
 )
-def test_two_processes_run_an_accelerate_example_and_one_finds_the_same_results(example, fast, tmp_path):
+def test_two_processes_run_an_accelerate_example_and_one_finds_the_same_results(example, fast, one_turned, tmp_path):
     def results(output):
         return {line.split()[0]: float(line.split()[3]) for line in output.splitlines() if " test " in line}
 
@@ -83,7 +96,8 @@ def test_two_processes_run_an_accelerate_example_and_one_finds_the_same_results(
 
     # The run is at its end: only the test split is evaluated, by one process instead of two.
     weights = load_file(tmp_path / "run" / "model.safetensors")
-    assert results(run(example, *fast, "--output_dir", "run", cwd=tmp_path)) == two
+    one = results(run(example, *fast, "--output_dir", "run", cwd=tmp_path))
+    assert one == pytest.approx(two, abs=one_turned + 1e-4)
     again = load_file(tmp_path / "run" / "model.safetensors")
     assert all(torch.equal(weights[name], again[name]) for name in weights)
 

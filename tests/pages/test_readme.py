@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 import torch
 from places import ROOT
 from torch import nn
@@ -58,4 +59,11 @@ def test_link_prediction(tmp_path, monkeypatch, capsys):
     names = {}
     exec(block("LinkPredictor(model"), names)
     assert names["trainer"].state.epoch == 100
-    assert capsys.readouterr().out.split()[-3] == "europe"
+    model, vocab = names["model"], names["kg"].vocab
+    head, relation, tail, score, rank = capsys.readouterr().out.split()[-5:]
+    assert (head, relation, rank) == ("albania", "locatedin", "1")
+    # No entity scores higher than the answer.
+    question = torch.tensor([vocab.entity_id(head)]), torch.tensor([vocab.relation_id(relation)])
+    with torch.no_grad():
+        scores = model.eval().score_tails(*question)[0]
+    assert [scores[vocab.entity_id(tail)].item(), scores.max().item()] == pytest.approx([float(score)] * 2, rel=1e-4)

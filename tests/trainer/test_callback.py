@@ -16,6 +16,7 @@ from training import (
     assert_same_tensors,
     image_data,
     make_trainer,
+    scripted,
     text_model,
     weights_of,
     with_aswa,
@@ -258,11 +259,12 @@ def test_tensorboard_shows_the_ensemble(tmp_path):
 @pytest.mark.parametrize("early_stopping_first", [True, False])
 def test_best_model_and_early_stopping_follow_the_ensemble(early_stopping_first, tmp_path):
     stopping = EarlyStoppingCallback(early_stopping_patience=2)
+    scores = [0.5, 0.4, 0.6, 0.1, 0.2, 0.7, 0.1, 0.6, 0.5, 0.2, 0.3]  # init, soft, reject, hard, reject, reject
     trainer = make_trainer(
         "conv",
         tmp_path,
         num_train_epochs=30,
-        learning_rate=0.3,
+        compute_metrics=scripted(*scores),
         metric_for_best_model="eval_aswa_accuracy",
         load_best_model_at_end=True,
         callbacks=[stopping] if early_stopping_first else None,
@@ -271,10 +273,15 @@ def test_best_model_and_early_stopping_follow_the_ensemble(early_stopping_first,
     if not early_stopping_first:
         trainer.add_callback(stopping)
     trainer.train()
-    trajectory = callback.strategies["aswa"].trajectory
-    assert len(trajectory) < 30
-    assert [record.decision for record in trajectory[-2:]] == [Decision.REJECT] * 2
-    assert trainer.state.best_metric == callback.strategies["aswa"].score
+    assert callback.strategies["aswa"].trajectory.decisions == [
+        Decision.INIT,
+        Decision.SOFT,
+        Decision.REJECT,
+        Decision.HARD,
+        Decision.REJECT,
+        Decision.REJECT,
+    ]
+    assert trainer.state.best_metric == callback.strategies["aswa"].score == 0.7
 
 
 def test_a_mapping_builds_strategies_of_ones_own(tmp_path):
