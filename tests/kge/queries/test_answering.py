@@ -18,13 +18,14 @@ DEEPER = [
 ]
 
 
-def build_predictor(cls=ComplEx, entities=6, seed=0, **options):
+def build_predictor(cls=ComplEx, entities=6, seed=0, scale=12, **options):
+    """In double precision: which entities a beam follows does not depend on the order of a sum."""
     torch.manual_seed(seed)
     vocab = KGVocab([f"e{i}" for i in range(entities)], ["r0", "r1", "r2"])
-    model = cls(KGEConfig(num_entities=entities, num_relations=3, dim=8, initializer="normal", **options))
+    model = cls(KGEConfig(num_entities=entities, num_relations=3, dim=8, initializer="normal", **options)).double()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(12)
+            parameter.mul_(scale)
     return LinkPredictor(model, vocab)
 
 
@@ -177,7 +178,7 @@ def test_a_beam_of_all_entities_is_exhaustive_search(tnorm, truth, inverse_relat
 
 @pytest.mark.parametrize("beam", [1, 2, 4])
 def test_a_narrow_beam_follows_the_best_at_every_variable(beam):
-    predictor = build_predictor(RESCAL, entities=9)
+    predictor = build_predictor(RESCAL, entities=9, scale=6)  # the plain way cannot tell logits beyond 36 apart
     slow = SlowAnswers(predictor)
     differs = 0
     for query in some_queries(predictor):
@@ -302,14 +303,14 @@ def test_the_lowest_odds_are_those_of_a_full_sort(columns, k):
         assert all(len(set(row)) == k for row in places.tolist())
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_a_model_of_any_precision_answers(dtype):
+@pytest.mark.parametrize(("dtype", "error"), [(torch.bfloat16, 0.1), (torch.float16, 0.02), (torch.float32, 1e-5)])
+def test_a_model_of_any_precision_answers(dtype, error):
     predictor = build_predictor()
     queries = some_queries(predictor)
     expected = [scores(predictor, query) for query in queries]
     predictor.model.to(dtype)
     for query, before in zip(queries, expected, strict=True):
-        assert scores(predictor, query) == pytest.approx(before, abs=0.1)
+        assert scores(predictor, query) == pytest.approx(before, abs=error)
 
 
 def test_dropout_plays_no_part_and_training_goes_on():
@@ -355,7 +356,7 @@ def test_what_cannot_answer_is_refused():
 def test_a_model_whose_scores_overflow_is_refused(entities):
     predictor = build_predictor(entities=entities)
     with torch.no_grad():
-        for parameter in predictor.model.parameters():
+        for parameter in predictor.model.float().parameters():
             parameter.mul_(1e30)
     for query in ("1p: e0, r0", "2p: e0, r0, r1"):
         with pytest.raises(ValueError, match="has diverged"):
