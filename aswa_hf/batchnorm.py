@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from itertools import islice
 from typing import Any, cast
 
@@ -23,23 +22,33 @@ from aswa_hf._utils.sharding import computing_device, is_sharded
 Batches = Iterable[Any] | Callable[[], Iterable[Any]]
 Forward = Callable[[Any], Any]
 
-# What stands in for a missing `train_batches` where strategies are built by somebody else's factory.
-_default: ContextVar[tuple[Batches, Forward | None] | None] = ContextVar("default_batches", default=None)
-
-
-@contextmanager
-def default_train_batches(batches: Batches, forward: Forward | None = None) -> Iterator[None]:
-    """Strategies built inside recalibrate on these batches unless they are given their own."""
-    token = _default.set((batches, forward))
-    try:
-        yield
-    finally:
-        _default.reset(token)
+# The attribute by which BatchNorm layers are lent the batches they are trained on.
+_LENT = "_aswa_train_batches"
 
 
 def has_batchnorm(model: nn.Module) -> bool:
     """Whether any layer keeps running statistics that averaging makes stale."""
-    return any(isinstance(m, _BatchNorm) and m.running_mean is not None for m in model.modules())
+    return bool(_layers(model))
+
+
+@contextmanager
+def lent_batches(model: nn.Module, batches: Batches | None, forward: Forward | None = None) -> Iterator[None]:
+    """Inside, strategies built for `model`, or for a part of it, recalibrate on these unless given their own batches.
+
+    A function of the user that builds a strategy has one argument, the model, so the batches come with it.
+    """
+    layers = _layers(model) if batches is not None else []
+    for layer in layers:
+        setattr(layer, _LENT, (batches, forward))
+    try:
+        yield
+    finally:
+        for layer in layers:
+            delattr(layer, _LENT)
+
+
+def _layers(model: nn.Module) -> list[_BatchNorm]:
+    return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
 
 
 class Recalibration:
@@ -59,11 +68,13 @@ class Recalibration:
         forward: Forward | None = None,
     ):
         self.model = model
-        self.needed = has_batchnorm(model)
+        layers = _layers(model)
+        self.needed = bool(layers)
         if not self.needed:
             return
-        if batches is None and (default := _default.get()) is not None:
-            batches, forward = default[0], forward or default[1]
+        if batches is None:
+            batches, lent_forward = getattr(layers[0], _LENT, (None, None))
+            forward = forward or lent_forward
         if batches is None:
             raise ValueError(
                 "The model has BatchNorm layers, and batchnorm='recalibrate' needs training batches to recompute "
@@ -89,7 +100,7 @@ class Recalibration:
         training = {module: module.training for module in self.model.modules()}
         # A layer that stays in evaluation mode while its model trains is frozen on purpose.
         self.model.train()
-        layers = [m for m in training if isinstance(m, _BatchNorm) and m.training and m.running_mean is not None]
+        layers = [layer for layer in _layers(self.model) if layer.training]
         momenta = {layer: layer.momentum for layer in layers}
         before = {layer: [buffer.clone() for buffer in _statistics(layer)] for layer in layers}
         try:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from aswa_hf.batchnorm import lent_batches
 from aswa_hf.strategies import ASWA, BATCHNORM_POLICIES, EMA, STRATEGIES, SWA, Strategy
 from aswa_hf.trajectory import Decision
 
@@ -144,7 +145,8 @@ def build_strategies(
 ) -> dict[str, Strategy]:
     """The strategies of a run; those given by name with `options`, those given as functions as these build them.
 
-    The run has `total` decision points or `total_steps` optimizer steps.
+    A strategy that a function gives no `train_batches`, and that needs some, has those of `options`. The run has
+    `total` decision points or `total_steps` optimizer steps.
     """
     options = dict(options)
     hard_updates = options.pop("hard_updates")
@@ -160,7 +162,8 @@ def build_strategies(
         if isinstance(factory, type):
             strategy = factory(model, **options, **by_kind.get(factory, {}))
         else:
-            strategy = factory(model)
+            with lent_batches(model, options.get("train_batches"), options.get("bn_forward")):
+                strategy = factory(model)
             if not isinstance(strategy, Strategy):
                 raise TypeError(
                     f"strategies[{name!r}] must build a strategy for a model, got {type(strategy).__name__}."

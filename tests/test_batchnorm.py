@@ -12,7 +12,8 @@ from torch import nn
 from torch.optim.swa_utils import update_bn
 
 from aswa_hf import ASWA, EMA, SWA, Decision
-from aswa_hf.batchnorm import Recalibration, default_train_batches
+from aswa_hf.batchnorm import Recalibration, lent_batches
+from aswa_hf.comparison import build_strategies
 
 
 class Net(nn.Module):
@@ -242,16 +243,38 @@ def test_missing_one_shot_and_empty_batches_are_clear_errors():
         ASWA(Net(), batchnorm="none")
 
 
-def test_default_batches_stand_in_only_where_none_are_given():
-    model, defaults, own = Net(), make_batches(2), make_batches(4)
-    with default_train_batches([{"image": b} for b in defaults], lambda batch: model(batch["image"])):
-        with_default, with_own = Recalibration(model), Recalibration(model, own, forward=model)
-    with_default()
-    assert_statistics(model.first, defaults)
+def test_batches_come_with_the_model_only_where_none_are_given():
+    model, lent, own = Net(), make_batches(2), make_batches(4)
+    with lent_batches(model, [{"image": b} for b in lent], lambda batch: model(batch["image"])):
+        with_lent, with_own = Recalibration(model), Recalibration(model, own, forward=model)
+    with_lent()
+    assert_statistics(model.first, lent)
     with_own()
     assert_statistics(model.first, own)
     with pytest.raises(ValueError, match="needs training batches"):
         Recalibration(model)
+
+
+def test_strategies_built_by_functions_have_the_batches_of_the_run_and_nothing_is_left_on_the_model():
+    model, batches = Net(), make_batches(2)
+    before = {name: set(vars(module)) for name, module in model.named_modules()}
+    functions = {
+        "plain": SWA,
+        "whole": lambda model: SWA(model),
+        "part": lambda model: SWA(model.first),
+        "own": lambda model: SWA(model, train_batches=make_batches(4)),
+    }
+    options = {"hard_updates": True, "greater_is_better": True}
+    strategies = build_strategies(functions, model, {**options, "train_batches": batches, "bn_forward": model})
+    for name in ("plain", "whole", "part"):
+        model.first.reset_running_stats()
+        strategies[name].recalibrate()
+        assert_statistics(model.first, batches)
+    strategies["own"].recalibrate()
+    assert_statistics(model.first, make_batches(4))
+    assert {name: set(vars(module)) for name, module in model.named_modules()} == before
+    with pytest.raises(ValueError, match="needs training batches"):
+        build_strategies({"swa": lambda model: SWA(model)}, model, options)
 
 
 # Under the strategies

@@ -27,7 +27,6 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from aswa_hf._utils.distributed import broadcast_from_rank_0
 from aswa_hf._utils.random_state import preserved_rng, rewound
 from aswa_hf.averaging import persistent_buffers, unwrap
-from aswa_hf.batchnorm import default_train_batches
 from aswa_hf.comparison import (
     Factory,
     Metric,
@@ -140,10 +139,10 @@ def fit(
     model, optimizer, train_loader, scheduler = prepared(accelerator, model, optimizer, train_loader, scheduler)
 
     module = unwrap(model)
-    options = {"batchnorm": batchnorm, "bn_batches": bn_batches, "dtype": dtype, "device": device}
+    options: dict[str, Any] = {"batchnorm": batchnorm, "bn_batches": bn_batches, "dtype": dtype, "device": device}
     options |= {"greater_is_better": greater_is_better, "hard_updates": hard_updates}
-    with default_train_batches(train_loader, lambda batch: loss(module, batch)):
-        shadows = build_strategies(factories, module, options, total=epochs // every)
+    options |= {"train_batches": train_loader, "bn_forward": lambda batch: loss(module, batch)}
+    shadows = build_strategies(factories, module, options, total=epochs // every)
     place = Place(loss=torch.zeros((), device=accelerator.device))
     root = Path(checkpoint_dir) if checkpoint_dir is not None else None
 

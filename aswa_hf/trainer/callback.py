@@ -15,7 +15,6 @@ from aswa_hf._utils.distributed import agree, broadcast_from_rank_0, wait_for_al
 from aswa_hf._utils.random_state import preserved_rng
 from aswa_hf._utils.sharding import is_sharded
 from aswa_hf.averaging import persistent_buffers
-from aswa_hf.batchnorm import default_train_batches
 from aswa_hf.checkpoint import load_state, save_state
 from aswa_hf.comparison import (
     Factory,
@@ -167,10 +166,9 @@ class ASWACallback(TrainerCallback):
         self._last_metrics: tuple[int, dict[str, float]] = (-1, {})
         self._epoch_began, self._epoch_steps = state.global_step, 0
         self._metrics: dict[str, dict[str, Any]] = {}
-        with default_train_batches(self._train_batches, self._forward):
-            self.strategies = build_strategies(
-                self._factories, trainer.model, self._strategy_options(), total_steps=state.max_steps
-            )
+        self.strategies = build_strategies(
+            self._factories, trainer.model, self._strategy_options(), total_steps=state.max_steps
+        )
         if state.global_step > 0:
             self._resume(args, state)
         elif args.should_save:
@@ -391,6 +389,8 @@ class ASWACallback(TrainerCallback):
             **self._options,
             "greater_is_better": self.greater_is_better,
             "hard_updates": self._hard_updates,
+            "train_batches": self._train_batches,
+            "bn_forward": self._forward,
         }
 
     def _train_batches(self) -> Any:
