@@ -149,7 +149,7 @@ def build_strategies(
     `total` decision points or `total_steps` optimizer steps.
     """
     options = dict(options)
-    hard_updates = options.pop("hard_updates")
+    hard_updates, direction = options.pop("hard_updates"), options["greater_is_better"]
     by_kind: dict[Any, dict[str, Any]] = {
         ASWA: {"hard_updates": hard_updates},
         # The last quarter of the run, as the SWA paper does.
@@ -168,7 +168,12 @@ def build_strategies(
                 raise TypeError(
                     f"strategies[{name!r}] must build a strategy for a model, got {type(strategy).__name__}."
                 )
-            strategy.greater_is_better = options["greater_is_better"]
+            if strategy.greater_is_better != direction:
+                raise ValueError(
+                    f"strategies[{name!r}] has greater_is_better={strategy.greater_is_better}, the run has "
+                    f"greater_is_better={direction}. Pass greater_is_better={direction} to the strategy that this "
+                    "function builds."
+                )
         if isinstance(strategy, SWA) and strategy.total is None:
             strategy.total, strategy.total_steps = total, total_steps
         strategies[name] = strategy

@@ -113,7 +113,7 @@ def test_the_running_model_trains_as_in_a_plain_loop_and_the_ensemble_is_what_th
 def test_the_ema_of_a_run_is_that_of_its_optimizer_steps(tmp_path):
     setup = Setup(gradient_accumulation_steps=2)
     run = setup.fit(
-        strategies={"ema": lambda model: EMA(model, decay=0.5, batchnorm="copy")},
+        strategies={"ema": lambda model: EMA(model, decay=0.5, batchnorm="copy", greater_is_better=False)},
         apply="ema", epochs=1, checkpoint_dir=tmp_path, save_steps=1, save_total_limit=None,
     )  # fmt: skip
     first, second, third = (load_file(path / "model.safetensors") for path in checkpoints(tmp_path))

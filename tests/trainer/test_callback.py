@@ -288,19 +288,26 @@ def test_a_mapping_builds_strategies_of_ones_own(tmp_path):
     callback = with_aswa(
         trainer := make_trainer("conv", tmp_path, save_strategy="no"),
         strategies={
-            "algorithm1": lambda model: ASWA(model, hard_updates=False),
-            "late": lambda model: SWA(model, start=4),
-            "half": lambda model: SWA(model, start=0.5),
+            "algorithm1": lambda model: ASWA(model, hard_updates=False, greater_is_better=False),  # the loss decides
+            "late": lambda model: SWA(model, start=4, greater_is_better=False),
+            "half": lambda model: SWA(model, start=0.5, greater_is_better=False),
         },
         apply="late",
     )
     trainer.train()
     assert callback.strategies["late"].members == 2
     assert callback.strategies["half"].alphas == [0, 0, 0, 1 / 3, 1 / 3, 1 / 3]
-    assert not callback.strategies["algorithm1"].greater_is_better  # the loss decides
     assert any("eval_late_loss" in log for log in trainer.state.log_history)
     last_log = [log for log in trainer.state.log_history if "algorithm1/decision" in log][-1]
     assert last_log["eval_algorithm1_loss"] == callback.strategies["algorithm1"].score
+
+
+def test_a_strategy_with_another_direction_than_the_run_is_an_error_before_training(tmp_path):
+    trainer = make_trainer("conv", tmp_path)
+    with_aswa(trainer, strategies={"late": lambda model: SWA(model, start=4)}, apply="late")
+    with pytest.raises(ValueError, match=r"'late'.* has greater_is_better=True, the run has greater_is_better=False"):
+        trainer.train()
+    assert trainer.state.global_step == 0
 
 
 # ---- when things go wrong ----

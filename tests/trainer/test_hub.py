@@ -197,7 +197,7 @@ def test_a_run_that_ends_with_the_trainers_best_checkpoint_says_so(hub, tmp_path
 
 def test_a_strategy_given_as_a_function_is_described_as_it_is(hub, tmp_path):
     trainer = trainer_of("conv", tmp_path)
-    strategies = {"mine": lambda model: ASWA(model, batchnorm="average", hard_updates=False)}
+    strategies = {"mine": lambda model: ASWA(model, batchnorm="average", hard_updates=False, greater_is_better=False)}
     with_aswa(trainer, metric="loss", strategies=strategies, apply="mine", push_to_hub="user/model")
     trainer.train()
     card = files(hub)["README.md"].decode()
