@@ -48,22 +48,39 @@ def describe_run(
     score: Score,
     shipped: str | None,
 ) -> dict[str, Any]:
-    """What a card tells of a run beside its decisions; `metrics` are those of each strategy's weights."""
+    """What a card tells of a run beside its decisions; `metrics` are those of each strategy's weights.
+
+    Training has ended when this is called, with models and datasets of any kind: a failure is a warning, not an error.
+    """
+    try:
+        return _description(trainer, strategies, metrics, score, shipped)
+    except Exception as error:
+        logger.warning(f"The card will not describe the training run: {type(error).__name__}: {error}")
+        return {}
+
+
+def _description(
+    trainer: Trainer,
+    strategies: Mapping[str, Strategy],
+    metrics: Mapping[str, Metrics],
+    score: Score,
+    shipped: str | None,
+) -> dict[str, Any]:
     args = trainer.args
     model: Any = unwrap(trainer.model)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    kg = getattr(trainer, "kg", None)
+    kg = _knowledge_graph(trainer)
     logged = [log["train_runtime"] for log in trainer.state.log_history if "train_runtime" in log]
     epochs = float(trainer.state.epoch or 0)
     about = {
         "task": "link-prediction" if kg is not None else _task(base),
         "dataset": kg.name if kg is not None else _dataset_name(trainer),
-        "model": getattr(getattr(base, "config", None), "architecture", None) or type(base).__name__,
+        "model": str(getattr(getattr(base, "config", None), "architecture", None) or type(base).__name__),
         "seed": args.seed,
         "epochs": int(epochs) if epochs.is_integer() else epochs,
         "triples": {split: len(kg[split]) for split in kg} if kg is not None else None,
         # What is sharded only runs on all processes together.
-        "example": None if is_sharded(model) else _example(trainer, base),
+        "example": None if is_sharded(model) else _example(trainer, base, kg),
         "seconds": {"train": logged[-1]} if logged else None,
         "processes": args.world_size,
     }
@@ -104,19 +121,32 @@ def _task(model: Any) -> str | None:
     return next((task for end, task in TASKS.items() if type(model).__name__.endswith(end)), None)
 
 
+def _knowledge_graph(trainer: Trainer) -> Any:
+    kg = getattr(trainer, "kg", None)
+    if kg is None:
+        return None
+    from aswa_hf.kge import KnowledgeGraph
+
+    return kg if isinstance(kg, KnowledgeGraph) else None
+
+
 def _dataset_name(trainer: Trainer) -> str | None:
     data = trainer.train_dataset
-    return getattr(getattr(getattr(data, "rows", data), "info", None), "dataset_name", None)
+    name = getattr(getattr(getattr(data, "rows", data), "info", None), "dataset_name", None)
+    return name if isinstance(name, str) else None
 
 
-def _example(trainer: Trainer, model: Any) -> dict[str, str] | None:
+def _example(trainer: Trainer, model: Any, kg: Any) -> dict[str, str] | None:
     """A prediction of the weights now in the model, for a link predictor and an image classifier of this package."""
-    kg, images = getattr(trainer, "kg", None), trainer.eval_dataset
-    if kg is not None and len(kg["test"]):
-        # Weights that have diverged give no example.
-        return link_example(model, kg) if all(weight.isfinite().all() for weight in model.parameters()) else None
-    if hasattr(images, "class_names") and hasattr(images, "labels"):
-        return image_example(model, images, "validation")
+    images = trainer.eval_dataset
+    try:
+        if kg is not None and len(kg["test"]):
+            # Weights that have diverged give no example.
+            return link_example(model, kg) if all(weight.isfinite().all() for weight in model.parameters()) else None
+        if hasattr(images, "class_names") and hasattr(images, "labels"):
+            return image_example(model, images, "validation")
+    except Exception as error:  # other models and datasets may have these names and mean something else
+        logger.warning(f"The card will show no example: {type(error).__name__}: {error}")
     return None
 
 

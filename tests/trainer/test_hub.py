@@ -9,11 +9,12 @@ import torch
 from ddp_run import launch
 from hub_client import TOKEN, assert_nothing_pickled, files, hub_in_process, run_command, steps
 from safetensors.torch import load
-from training import accuracy, make_trainer, weights_of, with_aswa
+from training import ConvNet, accuracy, make_trainer, weights_of, with_aswa
 from transformers import Trainer
 
 from aswa_hf import ASWA
 from aswa_hf.hub import HubError
+from aswa_hf.trajectory import load_trajectories
 
 HISTORY = {"README.md", "aswa_trajectory.json", "trajectory.png"}
 TEXT = {"config.json", "model.safetensors"}
@@ -203,6 +204,73 @@ def test_a_strategy_given_as_a_function_is_described_as_it_is(hub, tmp_path):
     card = files(hub)["README.md"].decode()
     assert "Adaptive Stochastic Weight Averaging looked at the validation loss" in card
     assert "The statistics of BatchNorm layers were averaged like the weights." in card
+
+
+class NamedClasses(torch.utils.data.Dataset):
+    """Somebody's dataset of images, with names of its own for them."""
+
+    class_names = ("dark", "grey", "bright")
+
+    def __init__(self, rows):
+        self.rows = rows
+        self.labels = [row["labels"] for row in rows]
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index]
+
+
+class NoImages(NamedClasses):
+    def __getitem__(self, index):
+        row = self.rows[index]
+        return {"inputs": row["pixel_values"], "labels": row["labels"]}
+
+
+class OnInputs(ConvNet):
+    def forward(self, inputs, labels=None):
+        return super().forward(inputs, labels)
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "reason"),
+    [
+        (ConvNet, NamedClasses, "AttributeError: 'dict' object has no attribute 'logits'"),
+        (OnInputs, NoImages, "KeyError: 'pixel_values'"),
+    ],
+    ids=["a model that returns a dict", "a dataset without pixels"],
+)
+def test_an_example_that_fails_is_left_out_with_a_warning(model, data, reason, hub, tmp_path, caplog):
+    logging.getLogger("aswa_hf").propagate = True
+    trainer = trainer_of("conv", tmp_path / "run", model=model())
+    trainer.train_dataset, trainer.eval_dataset = data(trainer.train_dataset), data(list(trainer.eval_dataset))
+    trainer.kg = "what other trainers call by this name"
+    callback = with_aswa(trainer, metric="accuracy", push_to_hub="user/model")
+    assert trainer.train().global_step == 18
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
+        f"The card will show no example: {reason}"
+    ]
+    assert "example" not in json.loads(files(hub)["aswa_trajectory.json"])["run"]
+    assert f"| **ASWA** | **{callback.strategies['aswa'].score:.4f}** |" in files(hub)["README.md"].decode()
+
+
+def test_a_run_that_cannot_be_described_ends_with_its_ensemble_and_a_history(tmp_path, caplog):
+    class Odd(ConvNet):
+        def get_base_model(self, depth):  # the name is PEFT's
+            return self.body[:depth]
+
+    logging.getLogger("aswa_hf").propagate = True
+    trainer = trainer_of("conv", tmp_path / "run", model=Odd())
+    callback = with_aswa(trainer, metric="accuracy")
+    trainer.train()
+    (message,) = caplog.messages
+    assert message.startswith("The card will not describe the training run: TypeError: ")
+    assert "missing 1 required positional argument: 'depth'" in message
+    trajectories, about = load_trajectories(tmp_path / "run" / "aswa_trajectory.json")
+    assert (trajectories["aswa"], about["run"]) == (callback.strategies["aswa"].trajectory, {})
+    averaged = callback.strategies["aswa"].average.averaged
+    assert all(torch.equal(weights_of(trainer.model)[name], tensor) for name, tensor in averaged.items())
 
 
 def test_of_two_processes_one_pushes_and_a_failure_stops_neither(hub, tmp_path, monkeypatch):
