@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from huggingface_hub import get_token
 from transformers import Trainer, TrainingArguments
+from transformers.modelcard import TASK_MAPPING
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.utils import logging
 
@@ -25,20 +26,6 @@ from aswa_hf.strategies import Strategy
 from aswa_hf.trajectory import encode_number
 
 logger = logging.get_logger(__name__)
-
-# By the end of a model's class name; the names are those of the Hub's pipelines.
-TASKS = {
-    "ForSequenceClassification": "text-classification",
-    "ForTokenClassification": "token-classification",
-    "ForQuestionAnswering": "question-answering",
-    "ForMaskedLM": "fill-mask",
-    "ForCausalLM": "text-generation",
-    "LMHeadModel": "text-generation",
-    "ForImageClassification": "image-classification",
-    "ForObjectDetection": "object-detection",
-    "ForAudioClassification": "audio-classification",
-    "ForCTC": "automatic-speech-recognition",
-}
 
 
 def describe_run(
@@ -118,7 +105,12 @@ def _final_metrics(name: str, strategy: Strategy, metrics: Metrics | None, score
 
 
 def _task(model: Any) -> str | None:
-    return next((task for end, task in TASKS.items() if type(model).__name__.endswith(end)), None)
+    """The Hub's name of the task, as the Trainer's own card has it; a subclass has that of its parent."""
+    tasks: dict[str, str] = {}
+    for task, mapping in TASK_MAPPING.items():
+        for names in mapping.values():
+            tasks |= dict.fromkeys([names] if isinstance(names, str) else names, task)
+    return next((tasks[kind.__name__] for kind in type(model).__mro__ if kind.__name__ in tasks), None)
 
 
 def _knowledge_graph(trainer: Trainer) -> Any:

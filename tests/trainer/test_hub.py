@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+import transformers
 from ddp_run import launch
 from hub_client import TOKEN, assert_nothing_pickled, files, hub_in_process, run_command, steps
 from safetensors.torch import load
@@ -14,6 +15,7 @@ from transformers import Trainer
 
 from aswa_hf import ASWA
 from aswa_hf.hub import HubError
+from aswa_hf.trainer.hub import _task
 from aswa_hf.trajectory import load_trajectories
 
 HISTORY = {"README.md", "aswa_trajectory.json", "trajectory.png"}
@@ -204,6 +206,37 @@ def test_a_strategy_given_as_a_function_is_described_as_it_is(hub, tmp_path):
     card = files(hub)["README.md"].decode()
     assert "Adaptive Stochastic Weight Averaging looked at the validation loss" in card
     assert "The statistics of BatchNorm layers were averaged like the weights." in card
+
+
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [
+        ("BertForSequenceClassification", "text-classification"),
+        ("BertForTokenClassification", "token-classification"),
+        ("BertForQuestionAnswering", "question-answering"),
+        ("BertForMaskedLM", "fill-mask"),
+        ("LlamaForCausalLM", "text-generation"),
+        ("GPT2LMHeadModel", "text-generation"),
+        ("ViTForImageClassification", "image-classification"),
+        ("DetrForObjectDetection", "object-detection"),
+        ("Wav2Vec2ForSequenceClassification", "audio-classification"),
+        ("ASTForAudioClassification", "audio-classification"),
+        ("Wav2Vec2ForCTC", "automatic-speech-recognition"),
+        ("BartForConditionalGeneration", "text2text-generation"),
+        ("BertModel", None),
+    ],
+)
+def test_the_task_of_a_card_is_found_by_the_class_of_the_model_or_its_parent(name, task):
+    library = getattr(transformers, name)
+    for kind in (library, type("Mine", (library,), {})):
+        assert _task(object.__new__(kind)) == task
+
+
+def test_the_task_of_a_timm_model_is_image_classification():
+    from aswa_hf.vision.classifier import timm_classifier
+
+    assert _task(timm_classifier("test_resnet", 2)) == "image-classification"
+    assert _task(ConvNet()) is None
 
 
 class NamedClasses(torch.utils.data.Dataset):
