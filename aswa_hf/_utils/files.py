@@ -1,23 +1,14 @@
-"""Files that a killed process or a full disk leaves as they were or complete; JSON; folders: locked, mistyped."""
+"""Files that a killed process or a full disk leaves as they were or complete; JSON; mistyped folders."""
 
 from __future__ import annotations
 
 import difflib
 import json
-import logging
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
-
-if sys.platform == "win32":
-    import msvcrt
-else:
-    import fcntl
-
-LOCK_FILE = ".lock"
+from typing import Any
 
 
 @contextmanager
@@ -55,26 +46,6 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path} does not hold a JSON object. Save the model anew.")
     return content
-
-
-@contextmanager
-def only_user(folder: Path) -> Iterator[None]:
-    """Keeps other processes out of a folder; the lock ends with this process, however that ends."""
-    with open(folder / LOCK_FILE, "w") as file:
-        try:
-            _lock(file)
-        except (BlockingIOError, PermissionError):
-            raise BlockingIOError("another run is using it") from None
-        except OSError as error:  # there are disks that know no locks
-            logging.getLogger(__name__).info(f"{folder} cannot be locked: {error}")
-        yield
-
-
-def _lock(file: IO[str]) -> None:
-    if sys.platform == "win32":
-        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-    else:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def refuse_mistyped(name: str | os.PathLike[str]) -> None:

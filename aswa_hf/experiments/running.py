@@ -15,7 +15,8 @@ from typing import Any
 from rich.console import Console
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from aswa_hf._utils.files import LOCK_FILE, only_user, read_object, write_text
+from aswa_hf._utils.files import read_object, write_text
+from aswa_hf._utils.locks import LOCK_FILE, only_user
 from aswa_hf._utils.random_state import preserved_rng
 from aswa_hf.checkpoint import library_versions
 from aswa_hf.comparison import why_empty

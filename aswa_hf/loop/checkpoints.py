@@ -24,7 +24,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from aswa_hf._utils.distributed import agree, succeeding_together
-from aswa_hf._utils.files import only_user, sync
+from aswa_hf._utils.files import sync
+from aswa_hf._utils.locks import only_user
 from aswa_hf._utils.random_state import loader_parts, rng_from_tensors, rng_state, rng_tensors, set_rng_state
 from aswa_hf._utils.sharding import is_sharded
 from aswa_hf.averaging import unwrap

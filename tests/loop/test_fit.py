@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from training import ConvNet, assert_same_tensors, image_data, weights_of
 
 from aswa_hf import ASWA, EMA
-from aswa_hf._utils.files import LOCK_FILE
+from aswa_hf._utils.locks import LOCK_FILE
 from aswa_hf._utils.random_state import rng_from_tensors, rng_state, rng_tensors, set_rng_state
 from aswa_hf.checkpoint import save_state
 from aswa_hf.loop.checkpoints import checkpoints
@@ -300,7 +300,7 @@ def test_a_folder_that_another_process_writes_to_is_refused_until_that_has_ended
     Setup().fit(epochs=1, checkpoint_dir=tmp_path)
     half = tmp_path / ".checkpoint-10"
     half.mkdir()
-    lock = "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.lockf(file, fcntl.LOCK_EX); print(); input()"
+    lock = "import filelock, sys\nwith filelock.FileLock(sys.argv[1]): print(flush=True); input()"
     command = [sys.executable, "-c", lock, tmp_path / LOCK_FILE]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         other.stdout.read(1)
