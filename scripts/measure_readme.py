@@ -16,6 +16,7 @@ from statistics import mean, median, stdev
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
+PICTURE = "https://raw.githubusercontent.com/aswa-hf/aswa-hf/main/docs/trajectory.png"  # a package index shows it too
 SEEDS = range(5)
 STRATEGIES = {
     "last": "the last epoch",
@@ -50,7 +51,7 @@ def measure_demo(folder: Path) -> str:
     members = runs[0]["strategies"]["aswa"]["records"][-1]["members"]
     return "\n".join(
         [
-            "![Validation accuracy of the running model and of the ensemble](docs/trajectory.png)",
+            f"![Validation accuracy of the running model and of the ensemble]({PICTURE})",
             "",
             "`aswa-hf demo`: a small timm model overfits 200 handwritten digits. In this run ASWA took "
             f"{decisions.count('soft')} averages, started over {decisions.count('hard')} times and rejected "
