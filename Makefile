@@ -1,9 +1,10 @@
 # Every target works on a fresh clone with nothing installed but Python 3.10 or newer.
 PYTHON ?= python3
+LOWEST ?= python3.10
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-slow lint format bench readme tables clean
+.PHONY: demo test test-slow test-lowest lint format bench readme tables dist clean
 
 demo: $(INSTALLED)  ## train on embedded data, compare five strategies, draw the trajectory
 	$(BIN)/aswa-hf demo
@@ -13,6 +14,13 @@ test: $(INSTALLED)  ## the tests that CI runs
 
 test-slow: $(INSTALLED)  ## the long ones too
 	$(BIN)/python -m pytest -m "slow or not slow"
+
+# The lower bounds of pyproject.toml as exact versions; what they need in turn is the newest that fits.
+test-lowest:  ## the tests with the oldest Python (LOWEST=python3.10) and the oldest dependencies that are supported
+	$(LOWEST) -m venv --clear .venv-lowest
+	sed -n 's/^    "\([a-z0-9-]*\)>=\([^"]*\)".*/\1==\2/p' pyproject.toml > .venv-lowest/constraints.txt
+	.venv-lowest/bin/python -m pip install --quiet --constraint .venv-lowest/constraints.txt --editable ".[dev]"
+	.venv-lowest/bin/python -m pytest
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -38,6 +46,10 @@ readme: $(INSTALLED)  ## measures anew what the README shows
 tables: $(INSTALLED)  ## fills the tables of the pages from results/
 	$(BIN)/python scripts/tables.py
 
+dist: $(INSTALLED)  ## the source archive and the wheel
+	$(BIN)/python -m pip install --quiet build
+	$(BIN)/python -m build
+
 # Touched only after a successful install, so an interrupted one is tried again.
 $(INSTALLED): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -45,4 +57,4 @@ $(INSTALLED): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache build *.egg-info
+	rm -rf .venv .venv-lowest .pytest_cache .ruff_cache .mypy_cache build dist *.egg-info

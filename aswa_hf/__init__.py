@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from aswa_hf.trainer import ASWACallback
     from aswa_hf.trajectory import Decision, Trajectory
 
-__version__ = "0.1.0"
+    __version__: str
+
 __all__ = [
     "ASWA",
     "ASWACallback",
@@ -40,10 +41,14 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("aswa-hf")
     if name not in _MODULES:
         raise AttributeError(f"module 'aswa_hf' has no attribute {name!r}")
     return getattr(import_module(f"aswa_hf.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "__version__"})
