@@ -31,23 +31,35 @@ def processes():
     started.close()
 
 
-def assert_same_weights(folder, of):
+def assert_same_weights(folder, of, computed=("swa",)):
+    """The same weights bit for bit; of strategies whose numbers are rounded, up to that."""
     for name, strategy in of.items():
         strategy.apply()
         sharded = load_file(folder / f"{name}.safetensors")
         plain = strategy.model.state_dict()
         assert sharded.keys() == plain.keys()
         for key in plain:
-            assert torch.equal(sharded[key], plain[key]), (name, key)
+            if name in computed:
+                torch.testing.assert_close(sharded[key], plain[key], msg=f"{name} {key}")
+            else:
+                assert torch.equal(sharded[key], plain[key]), (name, key)
+
+
+def assert_same_outputs(found, expected, compute=torch.float32):
+    """Equal up to the roundings of a few sums, which wherever the weights lie in memory may come in another order."""
+    found, expected = torch.tensor(found), torch.tensor(expected)
+    assert found.shape == expected.shape
+    assert (found - expected).abs().max() <= 16 * torch.finfo(compute).eps * expected.abs().max()
 
 
 @pytest.mark.parametrize(("world", "hybrid"), [(2, False), (3, False), (4, True)])
-def test_a_sharded_run_evaluates_decides_and_ends_as_one_process_bit_for_bit(processes, tmp_path, world, hybrid):
+def test_a_sharded_run_evaluates_decides_and_ends_as_one_process(processes, tmp_path, world, hybrid):
     ranks = processes.run("fsdp_jobs.follow", world, tmp_path, hybrid=hybrid)
     expected, of = plain_walk()
-    assert {record["decision"] for record in expected["histories"]["aswa"]} == {"init", "hard", "soft", "reject"}
+    decisions = [record["decision"] for record in expected["histories"]["aswa"]]
+    assert decisions == ["init", "soft", "hard", "soft", "reject"]
     for number, rank in enumerate(ranks):
-        assert rank["outputs"] == expected["outputs"]
+        assert_same_outputs(rank["outputs"], expected["outputs"])
         assert rank["histories"] == expected["histories"]
         assert rank["restored"]
         assert rank["tied"]
@@ -80,13 +92,16 @@ def test_the_model_computes_with_the_look_ahead_inside_and_with_the_running_weig
 
     # What is not trained stays as it is in the model; buffers are the ensemble's own.
     ensemble = {**first, "wide.bias": second["wide.bias"]}
+    expected = {"look-ahead": mean, "ensemble": ensemble, "applied": ensemble}
+    expected |= dict.fromkeys(("running", "after the look-ahead", "after the ensemble", "after an error"), second)
     for rank in processes.run("fsdp_jobs.look_ahead", 2, tmp_path):
-        assert rank["look-ahead"] == output(mean)
-        assert rank["ensemble"] == rank["applied"] == output(ensemble)
-        for moment in ("running", "after the look-ahead", "after the ensemble", "after an error"):
-            assert rank[moment] == output(second), moment
-        assert rank["restored"]
-    assert output(mean) != output(second) != output(ensemble)
+        assert rank.pop("restored")
+        assert rank.keys() == expected.keys()
+        for moment, weights in expected.items():
+            assert_same_outputs(rank[moment], output(weights))
+    for other in (mean, ensemble):
+        with pytest.raises(AssertionError):
+            assert_same_outputs(output(other), output(second))
 
 
 @pytest.mark.parametrize(("dtype", "world"), [("bfloat16", 2), ("float32", 3)])
@@ -95,7 +110,7 @@ def test_short_formats_are_averaged_in_float32(processes, tmp_path, dtype, world
     expected, of = plain_walk(dtype=fsdp_jobs.DTYPES[dtype], run=in_bfloat16, buffers=torch.bfloat16)
     for rank in ranks:
         assert rank["dtypes"] == ["torch.float32"]
-        assert rank["outputs"] == expected["outputs"]
+        assert_same_outputs(rank["outputs"], expected["outputs"], compute=torch.bfloat16)
         assert rank["histories"] == expected["histories"]
         assert rank["restored"]
     assert_same_weights(tmp_path, of)
@@ -108,19 +123,16 @@ def test_a_rank_pays_its_share_of_the_weights_for_the_average_and_once_more_whil
         assert report == {"kept": share, "swapped": 2 * share}
 
 
-def test_a_sharded_training_run_decides_as_one_process_does(processes, tmp_path):
+def test_a_sharded_training_run_ends_as_that_of_one_process(processes, tmp_path):
     (expected,) = processes.run("fsdp_jobs.train", 1, tmp_path)
     reports = processes.run("fsdp_jobs.train", 2, tmp_path)
-    assert {decision for decision, _ in expected["decisions"]} >= {"init", "soft", "hard"}
+    assert set(expected["decisions"]) == {"init", "hard", "soft", "reject"}
     for report in reports:
-        assert report["decisions"] == reports[0]["decisions"]
-        assert [decision for decision, _ in report["decisions"]] == [decision for decision, _ in expected["decisions"]]
-        scores = [[score for _, score in of["decisions"] if score is not None] for of in (report, expected)]
-        assert scores[0] == pytest.approx(scores[1], rel=1e-3)
+        assert report["decisions"] == expected["decisions"]
+        assert report["losses"] == pytest.approx(expected["losses"], rel=1e-6)
     for name, weights in expected["final"].items():
-        torch.testing.assert_close(
-            torch.tensor(reports[0]["final"][name]), torch.tensor(weights), rtol=1e-2, atol=1e-3, msg=name
-        )
+        found, weights = (torch.tensor(of, dtype=torch.float64) for of in (reports[0]["final"][name], weights))
+        torch.testing.assert_close(found, weights, rtol=1e-6, atol=1e-8, msg=name)
 
 
 @pytest.mark.parametrize("batchnorm", ["recalibrate", "average"])
@@ -129,10 +141,10 @@ def test_batchnorm_statistics_follow_the_look_ahead_on_shards(processes, tmp_pat
     ranks = processes.run("fsdp_jobs.follow", 2, tmp_path, batchnorm=batchnorm)
     expected, of = plain_walk(batchnorm=batchnorm, train_batches=[TOKENS[:6], TOKENS[4:]])
     for rank in ranks:
-        assert rank["outputs"] == expected["outputs"]
+        assert_same_outputs(rank["outputs"], expected["outputs"])
         assert rank["histories"] == expected["histories"]
         assert rank["restored"]
-    assert_same_weights(tmp_path, of)
+    assert_same_weights(tmp_path, of, computed=("aswa", "swa", "ema"))
 
 
 # Saving
@@ -241,7 +253,7 @@ def test_an_ensemble_is_saved_as_an_ordinary_checkpoint(processes, tmp_path):
 
 
 def test_the_trainer_averages_a_model_that_transformers_has_sharded(processes, tmp_path):
-    from training import assert_same_tensors, text_model
+    from training import assert_same_tensors, text_data, text_model
     from transformers import BertForSequenceClassification
 
     (alone,) = processes.run("fsdp_trainer_jobs.train", 1, tmp_path)
@@ -251,17 +263,23 @@ def test_the_trainer_averages_a_model_that_transformers_has_sharded(processes, t
         assert rank["sharded"]
         assert rank["processes"] == 2
         assert rank["decisions"] == alone["decisions"]
-        assert rank["scores"] == together[0]["scores"]
+        assert rank["scores"] == alone["scores"]
+    assert alone["decisions"]["aswa"] == ["init", "hard", "soft"]
     assert sum(rank["elements"] for rank in together) == alone["elements"]
 
     # The state beside the last checkpoint, read by one process, is what the run ended with.
-    model = text_model()
-    of = {"aswa": ASWA(model, greater_is_better=False)}
-    of |= {"ema": EMA(model, greater_is_better=False), "best": BestCheckpoint(model, greater_is_better=False)}
+    model = text_model(torch.float64)
+    of = {"aswa": ASWA(model), "ema": EMA(model), "best": BestCheckpoint(model)}
     load_state(tmp_path / "run2" / "checkpoint-18" / "aswa", of)
     of["aswa"].apply()
-    saved = BertForSequenceClassification.from_pretrained(tmp_path / "final2").state_dict()
-    assert_same_tensors(dict(model.state_dict()), dict(saved))
+    whole, saved = (BertForSequenceClassification.from_pretrained(tmp_path / f"final{n}").eval() for n in (1, 2))
+    assert_same_tensors(dict(model.state_dict()), dict(saved.state_dict()))
+    for name, weights in whole.state_dict().items():
+        torch.testing.assert_close(saved.state_dict()[name], weights, rtol=1e-6, atol=1e-8)
+    # And the loss of the ensemble, found with shards of the data and of the weights, is that of these weights.
+    batch = {key: torch.stack([row[key] for row in text_data(64, seed=2)]) for key in ("input_ids", "labels")}
+    with torch.no_grad():
+        assert saved(**batch).loss.item() == pytest.approx(together[0]["loss"], rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,27 @@ import gc
 import os
 import resource
 import signal
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from fsdp_run import POINTS, TOKENS, Net, install, local_copies, make_net, same, shard, snapshot, strategies, walk
+from fsdp_run import (
+    POINTS,
+    SCORES,
+    TOKENS,
+    Net,
+    install,
+    local_copies,
+    make_net,
+    same,
+    shard,
+    snapshot,
+    strategies,
+    walk,
+)
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -64,17 +79,16 @@ def follow(
 
 
 def train(folder: Path) -> dict[str, Any]:
-    """Real training: each rank has its part of every batch."""
-    model = make_net()
+    """Real training, in double precision: each rank has its part of every batch. Decisions follow `SCORES`."""
+    model = make_net(torch.float64)
     world = dist.get_world_size()
     if world > 1:
         shard(model)
     of = strategies(model, train_batches=[TOKENS])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.3)
-    torch.manual_seed(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     part = slice(dist.get_rank(), None, world)
-    decisions = []
-    for epoch in range(5):
+    decisions, losses = [], []
+    for epoch in range(POINTS):
         model.train()
         model.block[1].eval()  # statistics of a part of a batch would make the runs differ
         for step in range(4):
@@ -85,15 +99,17 @@ def train(folder: Path) -> dict[str, Any]:
             optimizer.step()
             of["ema"].step()
 
-        def evaluate() -> float:
+        def evaluate(scores: Iterator[float]) -> float:
             model.eval()
             with torch.no_grad():
-                return -nn.functional.cross_entropy(model(TOKENS), (TOKENS[:, 0] * 3) % 5).item()
+                losses.append(nn.functional.cross_entropy(model(TOKENS), (TOKENS[:, 0] * 3) % 5).item())
+            return next(scores)
 
         for strategy in of.values():
-            decisions.append([strategy.update(evaluate).value, strategy.score])
+            decisions.append(strategy.update(partial(evaluate, iter(SCORES[epoch]))).value)
     of["aswa"].apply()
-    return {"decisions": decisions, "final": {k: v.tolist() for k, v in full_state_dict(model).items()}}
+    final = {name: tensor.tolist() for name, tensor in full_state_dict(model).items()}
+    return {"decisions": decisions, "losses": losses, "final": final}
 
 
 def memory(folder: Path) -> dict[str, int]:

@@ -15,7 +15,8 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,9 @@ from aswa_hf import ASWA, EMA, SWA, BestCheckpoint, LastCheckpoint
 from aswa_hf.strategies import Strategy
 
 POINTS = 5
+# The scores of the running model and of the look-ahead at each point: init, soft, hard, soft, reject.
+SCORES = [(0.5, 0.0), (0.4, 0.6), (0.9, 0.1), (0.2, 0.95), (0.3, 0.3)]
 TOKENS = torch.arange(10).reshape(10, 1) % 5
-LABELS = (torch.arange(10) * 3) % 5
 
 
 class Net(nn.Module):
@@ -81,12 +83,15 @@ def install(model: nn.Module, weights: dict[str, Tensor]) -> None:
 
 
 def snapshot(point: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """The weights that a run has come to at a decision point."""
+    """The weights that a run has come to at a decision point.
+
+    They are multiples of 1/64, so that halves and quarters of their sums are exact, whatever a rank holds of them.
+    """
     torch.manual_seed(500 + point)
     net = Net()
     with torch.no_grad():
         for parameter in net.parameters():
-            parameter.copy_(torch.randn(parameter.shape) / (1 + 0.5 * point))
+            parameter.copy_((torch.randn(parameter.shape) * 64 / (1 + 0.5 * point)).round() / 64)
         net.block[1].running_mean.fill_(0.1 * point)
     return {name: tensor.clone() for name, tensor in net.to(dtype).state_dict().items()}
 
@@ -95,14 +100,10 @@ def strategies(model: nn.Module, **options: Any) -> dict[str, Strategy]:
     return {
         "aswa": ASWA(model, **options),
         "swa": SWA(model, start=1, **options),
-        "ema": EMA(model, decay=0.9, **options),
+        "ema": EMA(model, decay=0.75, **options),
         "best": BestCheckpoint(model),
         "last": LastCheckpoint(model),
     }
-
-
-def loss_of(logits: Tensor) -> float:
-    return nn.functional.cross_entropy(logits.float(), LABELS).item()
 
 
 def walk(
@@ -116,13 +117,15 @@ def walk(
     """Goes through the snapshots with all strategies; every output of the model on the way, in order."""
     outputs: list[Any] = []
 
-    def evaluate() -> float:
+    def compute() -> None:
         model.eval()
         with torch.no_grad():
-            logits = run(model, TOKENS)
+            outputs.append(run(model, TOKENS).tolist())
         model.train()
-        outputs.append(logits.tolist())
-        return -loss_of(logits)
+
+    def evaluate(scores: Iterator[float]) -> float:
+        compute()
+        return next(scores)
 
     restored = True
     for point in points:
@@ -130,9 +133,9 @@ def walk(
         running = local_copies(model)
         for strategy in of.values():
             strategy.step()
-            strategy.update(evaluate)
+            strategy.update(partial(evaluate, iter(SCORES[point])))
             restored &= same(local_copies(model), running)
-            evaluate()  # and what is used is what is stored
+            compute()  # and what is used is what is stored
     return {
         "outputs": outputs,
         "restored": restored,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
-from training import make_trainer, text_model, with_aswa
+from training import make_trainer, scripted, text_model, with_aswa
 from transformers import BertForSequenceClassification, set_seed
 from transformers.distributed import DistributedConfig
 
@@ -19,13 +19,14 @@ from aswa_hf._utils.sharding import full_state_dict, is_sharded
 def train(folder: Path) -> dict[str, Any]:
     """Three epochs; writes checkpoints to `run<processes>` and the ensemble to `final<processes>`.
 
-    With several processes transformers itself shards the model, since accelerate does not on the CPU.
+    With several processes transformers itself shards the model, since accelerate does not on the CPU. In double
+    precision their number changes only digits that do not count.
     """
     world = dist.get_world_size()
     options = {}
     if world == 1:
         set_seed(0)
-        text_model().save_pretrained(folder / "start")
+        text_model(torch.float64).save_pretrained(folder / "start")
     else:
         options["distributed_config"] = DistributedConfig(fsdp_size=world)
     # Without dropout, what is drawn on how many processes does not matter.
@@ -39,8 +40,11 @@ def train(folder: Path) -> dict[str, Any]:
         learning_rate=1e-3,
         per_device_train_batch_size=8 // world,
         save_only_model=True,
+        average_tokens_across_devices=False,  # a mean over examples would be multiplied by the processes
     )
-    callback = with_aswa(trainer, strategies=("aswa", "ema", "best"))
+    # Of the running model, the look-ahead and the EMA: decisions do not depend on how many processes add up a loss.
+    trainer.compute_metrics = scripted(*(0.5, 0.3), *(0.9, 0.2, 0.3), *(0.4, 0.95, 0.3))
+    callback = with_aswa(trainer, metric="accuracy", strategies=("aswa", "ema", "best"))
     trainer.train()
     trainer.save_model(str(folder / f"final{world}"))
     return {
@@ -48,6 +52,7 @@ def train(folder: Path) -> dict[str, Any]:
         "processes": trainer.accelerator.num_processes,
         "decisions": {name: [r.decision.value for r in s.trajectory] for name, s in callback.strategies.items()},
         "scores": {name: [r.score for r in s.trajectory] for name, s in callback.strategies.items()},
+        "loss": [log["eval_aswa_loss"] for log in trainer.state.log_history if "eval_aswa_loss" in log][-1],
         "elements": sum(tensor.numel() for tensor in callback.strategies["aswa"].average.averaged.values()),
     }
 
