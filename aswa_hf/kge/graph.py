@@ -25,7 +25,7 @@ class TailsByQuery:
     @classmethod
     def of(cls, triples: np.ndarray) -> TailsByQuery:
         """The distinct triples, grouped by head and relation; queries and their tails in ascending order."""
-        heads, relations, tails = triples.astype(np.int64).T
+        heads, relations, tails = (triples[:, column].astype(np.int64) for column in range(3))
         if len(triples) == 0:
             return cls(heads, relations, np.zeros(1, dtype=np.int64), tails)
         width, depth = relations.max() + 1, tails.max() + 1

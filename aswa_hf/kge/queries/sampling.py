@@ -251,7 +251,7 @@ def members(structure: Structure, columns: Iterator[np.ndarray], graph: TailsByQ
         return (np.logical_and if kind == "i" else np.logical_or).reduce(found)
     if parts[0] == "e":
         heads = next(columns)
-        rows = np.arange(len(heads))
+        rows: np.ndarray = np.arange(len(heads))
     else:
         rows, heads = np.nonzero(members(parts[0], columns, graph, entities))
     relations = next(columns)
