@@ -28,8 +28,8 @@ __all__ = [
     "average_checkpoints",
 ]
 
-# Imported when they are first asked for: a plain loop does not need transformers, and a shell that completes a command
-# does not need torch. Both take seconds.
+# Imported on first access: a plain loop does not need transformers, and shell completion does not need torch.
+# Importing either takes seconds.
 _MODULES = {
     **dict.fromkeys(("ASWA", "BestCheckpoint", "EMA", "LastCheckpoint", "SWA"), "strategies"),
     **dict.fromkeys(("FGE", "PredictionEnsemble"), "ensembles"),

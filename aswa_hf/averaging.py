@@ -1,9 +1,9 @@
-"""`WeightAverage`: an average of a model's weights by name, and the ways to put averaged weights into the model.
+"""`WeightAverage`: averages a model's weights by name, and puts averaged weights into the model.
 
-What is averaged: the trainable floating-point parameters, in float32 or better whatever the model's dtype. What is
-copied: the other persistent buffers (or, with `average_buffers`, only the integer ones). One copy of the weights is
-kept, one more (the running weights) while averaged ones are in the model. Everything happens in place: compiled
-modules, optimizers and gradient hooks keep seeing the tensors they know. Of a model sharded by `fully_shard`, each
+Averaged: the trainable floating-point parameters, in float32 or higher precision regardless of the model's dtype.
+Copied: the persistent buffers (with `average_buffers`, floating-point buffers are averaged too). One copy of the
+weights is kept, plus another (the running weights) while averaged weights are in the model. All updates are in place:
+compiled modules, optimizers and gradient hooks keep their tensors. If the model is sharded with `fully_shard`, each
 process averages the rows it holds.
 """
 
@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from aswa_hf._utils.distributed import broadcast_from_rank_0, world_size
 from aswa_hf._utils.sharding import as_shards, is_dtensor, local_shards, part_for, refuse_unsupported_sharding, reshard
 
-# Pieces for weights whose dtype or device differs from the average's: small beside the weights, large beside a call.
+# Elements per chunk for weights whose dtype or device differs from the average's: little memory, few calls.
 _CHUNK = 1 << 20
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The user's module inside `torch.compile`, `DistributedDataParallel` and `DataParallel`."""
+    """Returns the user's module inside `torch.compile`, `DistributedDataParallel` and `DataParallel`."""
     while True:
         if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
             model = model.module
@@ -36,14 +36,14 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """The buffers that a checkpoint of the model holds, by name."""
+    """Returns the buffers that a checkpoint of the model contains, by name."""
     return {name: buffer.detach() for name, buffer in _tensors(model)[1].items()}
 
 
 def _tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The trainable parameters and the persistent buffers themselves, by name; sharded ones as they are sharded."""
+    """Returns the trainable parameters and persistent buffers (not copies), by name; sharded ones stay sharded."""
     sharded = reshard(model)
-    # One light walk: after every optimizer step, for a small model, it costs as much as the arithmetic.
+    # One cheap pass: EMA needs it after every step, where for a small model it costs as much as the arithmetic.
     parameters: dict[str, Tensor] = {}
     buffers: dict[str, Tensor] = {}
     seen: dict[int, list[Tensor]] = {}
@@ -54,7 +54,7 @@ def _tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
             # Only floating-point and complex tensors can require a gradient.
             if parameter is None or not parameter.requires_grad:
                 continue
-            # Empty tensors have no address, and that of a sharded one is not where its rows are.
+            # Empty tensors have no data pointer, and that of a DTensor is not where its rows are.
             memory = id(parameter) if sharded and is_dtensor(parameter) else parameter.data_ptr() or id(parameter)
             if memory in seen and any(_same_layout(parameter, other) for other in seen[memory]):
                 continue
@@ -81,8 +81,8 @@ class WeightAverage:
             raise TypeError(f"Expected a torch.nn.Module to average, got {type(model).__name__}.")
         if dtype not in (torch.float32, torch.float64):
             raise ValueError(
-                f"dtype must be torch.float32 or torch.float64, got {dtype}: an average in a shorter format soon "
-                "stops moving. The model itself may be of any dtype."
+                f"dtype must be torch.float32 or torch.float64, got {dtype}: an average of lower precision soon "
+                "stops changing. The model itself may have any dtype."
             )
         self.model = unwrap(model)
         self.dtype = dtype
@@ -95,7 +95,7 @@ class WeightAverage:
         if not parameters:
             raise ValueError(
                 f"{type(self.model).__name__} has no trainable floating-point parameter (requires_grad=True): there "
-                "is nothing to average. Build the strategy after the parameters have been unfrozen."
+                "is nothing to average. Build the strategy after unfreezing the parameters."
             )
         if on_meta := next((name for name, p in parameters.items() if p.is_meta), None):
             raise ValueError(f"Parameter {on_meta!r} is on the meta device. Load the weights before averaging them.")
@@ -116,7 +116,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def blend(self, weight: float, *, with_buffers: bool = False) -> None:
-        """Θ_A := Θ_A + weight · (Θ − Θ_A); `with_buffers` also takes over the buffers that are not averaged."""
+        """Θ_A := Θ_A + weight · (Θ − Θ_A); `with_buffers` also copies the buffers that are not averaged."""
         averaged, copied = self._running()
         self._check(averaged, copied)
         matching: dict[str, Tensor] = {}
@@ -134,17 +134,17 @@ class WeightAverage:
 
     @torch.no_grad()
     def copy_buffers(self, buffers: Mapping[str, Tensor] | None = None) -> None:
-        """Takes over the buffers that are not averaged: those given, or those in the model now."""
+        """Copies the buffers that are not averaged: those given, or those now in the model."""
         averaged, copied = self._running()
         self._check(averaged, copied)
         _copy_by_name(self.copied, copied if buffers is None else buffers)
 
     def buffers_in_model(self) -> dict[str, Tensor]:
-        """A copy of the buffers in the model now, as far as they are not averaged."""
+        """Returns a copy of the buffers now in the model that are not averaged."""
         return {name: buffer.clone() for name, buffer in self._running()[1].items()}
 
     def share_buffers(self) -> None:
-        """Rank 0's buffers on every rank: between two steps each rank has statistics of its own batches."""
+        """Broadcasts rank 0's buffers: between two steps each rank has statistics of its own batches."""
         if world_size() > 1 and not self.is_empty:
             parameters, _ = _tensors(self.model)
             ours = {name: tensor for name, tensor in self.averaged.items() if name not in parameters} | self.copied
@@ -152,7 +152,7 @@ class WeightAverage:
 
     @contextmanager
     def lookahead(self, weight: float) -> Iterator[None]:
-        """Θ̂ = Θ_A + weight · (Θ − Θ_A) in the model, until the block is left; Θ_A does not change."""
+        """Puts Θ̂ = Θ_A + weight · (Θ − Θ_A) into the model until the block ends; Θ_A does not change."""
         averaged, copied = self._running()
         self._check(averaged, copied)
         shared = _in_shared_memory(averaged)
@@ -161,7 +161,7 @@ class WeightAverage:
                 for name, theirs in averaged.items():
                     ours, kept = self.averaged[name], running[name]
                     if _same_kind(ours, theirs):
-                        # In place is less to move, but would average weights that overlap in memory twice.
+                        # In place moves less data, but would average weights that overlap in memory twice.
                         torch.lerp(ours, kept if name in shared else theirs, weight, out=theirs)
                     else:
                         for a, k, t in _pieces(ours, kept, theirs):
@@ -170,7 +170,7 @@ class WeightAverage:
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """Θ_A in the model, until the block is left."""
+        """Puts Θ_A into the model until the block ends."""
         averaged, copied = self._running()
         self._check(averaged, copied)
         with self._restored(averaged | copied):
@@ -186,20 +186,20 @@ class WeightAverage:
         _copy_by_name(averaged | copied, self.averaged | self.copied)
 
     def whole(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """What is averaged and what is copied, in the shapes of the model: sharded as DTensors, where it is."""
+        """Returns the averaged and the copied tensors in the model's shapes; DTensors where the model is sharded."""
         averaged, _ = self._in_model()
         return as_shards(self.averaged, averaged), self.copied
 
     def check(self, averaged: Mapping[str, Any], copied: Mapping[str, Any]) -> None:
-        """Refuses saved tensors that differ from the model's in name or shape."""
+        """Raises ValueError if saved tensors differ from the model's in name or shape."""
         expected_averaged, expected_copied = self._in_model()
         _check_same_tensors(averaged, expected_averaged, "averaged weight")
         _check_same_tensors(copied, expected_copied, "buffer")
 
     def load(self, averaged: Mapping[str, Any], copied: Mapping[str, Any]) -> None:
-        """Takes over saved tensors, after checking each against the model by name and shape.
+        """Loads saved tensors, after checking each against the model by name and shape.
 
-        They may be whole or DTensors; anything that has a `shape` and can be cut into rows will do.
+        They may be complete tensors, DTensors, or any objects that have a `shape` and can be sliced by rows.
         """
         self.check(averaged, copied)
         in_model, _ = self._in_model()
@@ -215,26 +215,26 @@ class WeightAverage:
 
     @contextmanager
     def _restored(self, running: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-        """A kept copy of the running weights and buffers, which puts them back on leaving, bit for bit."""
-        # With an offloaded average, the running weights wait beside it.
+        """Yields a copy of the running weights and buffers, and restores them from it on exit, bit for bit."""
+        # With an offloaded average, the copy is offloaded too.
         kept = {name: torch.empty_like(tensor, device=self.device) for name, tensor in running.items()}
         with torch.no_grad():
             _copy_by_name(kept, running)
         try:
             yield kept
         finally:
-            # An evaluation leaves the averaged weights gathered, and training would go on with them.
+            # An evaluation leaves the averaged weights gathered, and training would continue with them.
             reshard(self.model)
             with torch.no_grad():
                 _copy_by_name(running, kept)
 
     def _running(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The model's tensors, or the rows of them that are here: those that are averaged, those that are copied."""
+        """Returns the tensors that are averaged and those that are copied; of sharded ones, this process's rows."""
         averaged, copied = self._in_model()
         return local_shards(averaged), copied
 
     def _in_model(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The model's tensors themselves: those that are averaged, those that are copied."""
+        """Returns the model's tensors that are averaged, and those that are copied."""
         averaged, copied = _tensors(self.model)
         if self.average_buffers:
             floating = {name: buffer for name, buffer in copied.items() if buffer.is_floating_point()}
@@ -259,7 +259,7 @@ class WeightAverage:
 
 
 def _copy_by_name(to: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
-    # One call, so that no interrupt falls between two tensors.
+    # One call, so that no interrupt can come between two tensors.
     if to:
         torch._foreach_copy_(list(to.values()), [source[name] for name in to])
 
@@ -269,7 +269,7 @@ def _same_layout(a: Tensor, b: Tensor) -> bool:
 
 
 def _in_shared_memory(tensors: Mapping[str, Tensor]) -> set[str]:
-    """The tensors that may overlap with another one, by name."""
+    """Returns the names of the tensors that may overlap with another one in memory."""
     storages = {name: tensor.untyped_storage().data_ptr() for name, tensor in tensors.items()}
     count = Counter(storages.values())
     return {name for name, storage in storages.items() if count[storage] > 1}
@@ -280,8 +280,8 @@ def _same_kind(a: Tensor, b: Tensor) -> bool:
 
 
 def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Tensors of one shape, cut into flat views of the same elements where their memory layout allows it."""
-    # The first is ours, allocated densely: equal strides tell that the others have no gaps either.
+    """Yields tensors of one shape in chunks: flat views of the same elements, where the memory layout allows it."""
+    # The first is ours, allocated densely: equal strides mean that the others have no gaps either.
     first = tensors[0]
     if first.numel() <= _CHUNK or any(tensor.stride() != first.stride() for tensor in tensors):
         yield tensors
@@ -297,7 +297,7 @@ def _check_same_tensors(saved: Mapping[str, Any], model: Mapping[str, Tensor], k
 
 
 def _difference(ours: Mapping[str, Any], theirs: Mapping[str, Any], us: str, them: str) -> str:
-    """The first tensor by name in which two sets differ, in words; empty if there is none."""
+    """Describes the first tensor by name in which two sets differ; an empty string if there is none."""
     for name, tensor in theirs.items():
         if name not in ours:
             return f"{name!r} {tuple(tensor.shape)} is in {them} but not in {us}"

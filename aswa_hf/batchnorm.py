@@ -1,7 +1,7 @@
-"""BatchNorm statistics for averaged weights: stale ones give chance accuracy, so they are computed afresh.
+"""BatchNorm statistics for averaged weights: stale ones give chance accuracy, so they are recomputed.
 
 The running mean and variance of a BatchNorm layer belong to the weights before it. After averaging, the model is run
-over training batches, each layer's statistics becoming the mean over these batches.
+on training batches, and each layer's statistics become the mean over these batches.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from aswa_hf._utils.sharding import computing_device, is_sharded
 Batches = Iterable[Any] | Callable[[], Iterable[Any]]
 Forward = Callable[[Any], Any]
 
-# The attribute by which BatchNorm layers are lent the batches they are trained on.
-_LENT = "_aswa_train_batches"
+# The attribute of BatchNorm layers that holds the default training batches.
+_DEFAULT_BATCHES = "_aswa_train_batches"
 
 
 def has_batchnorm(model: nn.Module) -> bool:
-    """Whether any layer keeps running statistics that averaging makes stale."""
+    """Returns whether any layer keeps running statistics, which averaging makes stale."""
     return bool(_layers(model))
 
 
 @contextmanager
-def lent_batches(model: nn.Module, batches: Batches | None, forward: Forward | None = None) -> Iterator[None]:
-    """Inside, strategies built for `model`, or for a part of it, recalibrate on these unless given their own batches.
+def default_train_batches(model: nn.Module, batches: Batches | None, forward: Forward | None = None) -> Iterator[None]:
+    """Sets the batches for strategies built inside the block for `model`, or a part of it, without their own batches.
 
-    A function of the user that builds a strategy has one argument, the model, so the batches come with it.
+    A user's function that builds a strategy takes only the model, so the batches are attached to the model.
     """
     layers = _layers(model) if batches is not None else []
     for layer in layers:
-        setattr(layer, _LENT, (batches, forward))
+        setattr(layer, _DEFAULT_BATCHES, (batches, forward))
     try:
         yield
     finally:
         for layer in layers:
-            delattr(layer, _LENT)
+            delattr(layer, _DEFAULT_BATCHES)
 
 
 def _layers(model: nn.Module) -> list[_BatchNorm]:
@@ -52,11 +52,11 @@ def _layers(model: nn.Module) -> list[_BatchNorm]:
 
 
 class Recalibration:
-    """Recomputes BatchNorm statistics of whatever weights are in the model; nothing for a model without BatchNorm.
+    """Recomputes the BatchNorm statistics for the weights in the model; a no-op for a model without BatchNorm.
 
-    `batches` is a loader, a list, or a function that gives an iterator; each pass sees the same batches in the same
-    order. A dict is given to the model by keyword, of a tuple or list the first element, anything else as it is;
-    `forward` replaces this. `limit` is the number of batches to look at (all of them by default).
+    `batches` is a loader, a list, or a function that returns an iterator; each pass sees the same batches in the same
+    order. The model is called with the items of a dict as keyword arguments, with the first element of a tuple or
+    list, or with the batch itself; `forward` replaces this. `limit` is the number of batches to use (default: all).
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class Recalibration:
         if not self.needed:
             return
         if batches is None:
-            batches, lent_forward = getattr(layers[0], _LENT, (None, None))
-            forward = forward or lent_forward
+            batches, default_forward = getattr(layers[0], _DEFAULT_BATCHES, (None, None))
+            forward = forward or default_forward
         if batches is None:
             raise ValueError(
                 "The model has BatchNorm layers, and batchnorm='recalibrate' needs training batches to recompute "
@@ -94,7 +94,7 @@ class Recalibration:
 
     @torch.no_grad()
     def __call__(self) -> None:
-        """Replaces the statistics in the model by those of the weights in it."""
+        """Replaces the statistics in the model with those of its current weights."""
         if not self.needed:
             return
         training = {module: module.training for module in self.model.modules()}
@@ -104,7 +104,7 @@ class Recalibration:
         momenta = {layer: layer.momentum for layer in layers}
         before = {layer: [buffer.clone() for buffer in _statistics(layer)] for layer in layers}
         try:
-            # Dropout and the like stay off, as they will be when the statistics are used.
+            # Dropout and similar layers stay off, as they will be when the statistics are used.
             self.model.eval()
             for layer in layers:
                 layer.training = True
@@ -121,11 +121,11 @@ class Recalibration:
         for layer, (old_mean, old_variance, old_count) in before.items():
             mean, variance, count = _statistics(layer)
             if count == 0:
-                # No batch came this way, so there is nothing better than what was known.
+                # No batch reached this layer, so it keeps its old statistics.
                 mean.copy_(old_mean)
                 variance.copy_(old_variance)
             mean_over_ranks([mean, variance])
-            # How many batches the running model has trained on is not ours to change.
+            # The count is of the batches that the running model was trained on.
             count.copy_(old_count)
 
     def _run(self) -> None:
@@ -139,8 +139,8 @@ class Recalibration:
                 seen += 1
         if seen == 0:
             raise ValueError(
-                "train_batches gave no batch, so BatchNorm statistics cannot be recomputed. Pass a loader that can be "
-                "read again at every decision."
+                "train_batches yielded no batch, so BatchNorm statistics cannot be recomputed. Pass a loader that can "
+                "be read again at every decision."
             )
 
     def _forward(self, batch: Any) -> Any:
@@ -151,7 +151,7 @@ class Recalibration:
 
 
 def _statistics(layer: _BatchNorm) -> tuple[Tensor, Tensor, Tensor]:
-    """The layer's running mean, running variance and number of batches, the tensors themselves."""
+    """Returns the layer's running mean, running variance and number of batches (not copies)."""
     # Declared as optional, but a layer with one of them has all three.
     return cast("tuple[Tensor, Tensor, Tensor]", (layer.running_mean, layer.running_var, layer.num_batches_tracked))
 

@@ -1,12 +1,12 @@
-"""What is kept beside a checkpoint: `average.safetensors` and `state.json`, for all strategies of a run.
+"""The averaging state beside a checkpoint: `average.safetensors` and `state.json`, for all strategies of a run.
 
 Tensors are named `<strategy>/averaged/<parameter>` and `<strategy>/buffers/<buffer>`. Everything else (scores,
-history, versions) is JSON. It stands in the header of the tensor file, so that one rename replaces tensors and state
-together, and once more in `state.json` for people and tools to read.
+history, versions) is JSON. It is in the header of the tensor file, so that one rename replaces tensors and state
+together, and also in `state.json` for people and tools to read.
 
-Of a sharded model every rank writes the rows it holds to a file of its own, `average-<save>-<rank>.safetensors`.
-`average.safetensors` is then the index: it holds what is not sharded, and names these files. They are new with every
-save, so that the old state is complete until the index is renamed, and the new one from then on.
+For a sharded model every rank writes the rows it holds to its own file, `average-<save>-<rank>.safetensors`.
+`average.safetensors` is then the index: it holds what is not sharded, and names these files. Each save uses new names,
+so that the old state is complete until the index is renamed, and the new one from then on.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ VERSION = 1
 _LIBRARIES = ("aswa-hf", "torch", "transformers", "accelerate", "timm", "safetensors")
 
 
-@cache  # they are searched for on the disk
+@cache  # reading them searches the disk
 def library_versions() -> dict[str, str]:
-    """The versions of what a run depends on, as far as it is installed."""
+    """Returns the versions of the libraries that a run depends on and that are installed."""
     found = {}
     for library in _LIBRARIES:
         try:
@@ -52,7 +52,7 @@ def library_versions() -> dict[str, str]:
 
 
 def save_state(folder: str | Path, strategies: Mapping[str, Strategy], **more: Any) -> None:
-    """Writes the state of `strategies` and `more` (plain values) to `folder`, replacing an earlier one at once.
+    """Writes the state of `strategies` and `more` (plain values) to `folder`, replacing an earlier state atomically.
 
     With a sharded model all ranks must call it, with the same folder on a disk that they share.
     """
@@ -86,13 +86,13 @@ def save_state(folder: str | Path, strategies: Mapping[str, Strategy], **more: A
             _write_shards_and_index(folder, whole, shards, text, content["shards"], device)
     except OSError as error:
         raise OSError(
-            f"The averaging state could not be saved to {folder}: {error}. Whatever was saved there before is "
+            f"The averaging state could not be saved to {folder}: {error}. An earlier state in this folder is "
             "unchanged; free some space and save again."
         ) from error
     if sharded is None or rank() == 0:
         for file in folder.glob(SHARD_FILE.format(save="*", rank="*")):
             if file.name not in content.get("shards", ()):
-                with suppress(OSError):  # no harm but the space it takes
+                with suppress(OSError):  # it only takes up space
                     file.unlink()
 
 
@@ -104,7 +104,7 @@ def _write_shards_and_index(
     files: Sequence[str],
     device: torch.device,
 ) -> None:
-    """Writes the rows of this rank, and when all ranks have done so, on rank 0 the index."""
+    """Writes the rows of this rank; when all ranks have done so, rank 0 writes the index."""
     own = folder / files[rank()]
     parts = {key: tensor for key, tensor in shards.items() if is_first_copy(tensor)}
     places = {key: {"start": own_rows(t).start, "shape": list(t.shape)} for key, t in parts.items()}
@@ -116,23 +116,23 @@ def _write_shards_and_index(
             if rank() == 0:
                 _write_index(folder, whole, text)
     except OSError:
-        # Known to all ranks. If another one is lost instead, the index may already name this file.
+        # All ranks raise it. After other failures, such as a lost rank, the index may already name this file.
         own.unlink(missing_ok=True)
         raise
 
 
 def _write_index(folder: Path, tensors: Mapping[str, Tensor], text: str) -> None:
-    """Writes tensors and state; the rename at the end makes them the ones that count."""
+    """Writes tensors and state; the rename at the end makes them valid."""
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / AVERAGE_FILE) as temporary:
         _write_tensors(temporary, tensors, text)
-        # Before the rename: whatever fails, the tensor file is still the old one.
+        # Before the rename: if anything fails, the tensor file is still the old one.
         write_text(folder / STATE_FILE, text + "\n")
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor], text: str) -> None:
     try:
-        # safetensors refuses memory that is shared or strided.
+        # safetensors does not save shared or strided memory.
         save_file({key: tensor.cpu().contiguous() for key, tensor in tensors.items()}, path, metadata={FORMAT: text})
     except SafetensorError as error:
         raise OSError(str(error)) from error
@@ -140,12 +140,12 @@ def _write_tensors(path: Path, tensors: Mapping[str, Tensor], text: str) -> None
 
 
 class SavedTensor:
-    """A tensor in one file, or its rows in several; only those that are asked for are read."""
+    """A tensor in one file, or its rows in several; only the requested rows are read."""
 
     def __init__(self, key: str, shape: Sequence[int]):
         self.key = key
         self.shape = torch.Size(shape)
-        self.parts: list[tuple[int, int, Any]] = []  # first row, end, open file; in the order of the rows
+        self.parts: list[tuple[int, int, Any]] = []  # first row, end, open file; sorted by rows
 
     def add(self, start: int, file: Any) -> None:
         rows = file.get_slice(self.key).get_shape()[:1]
@@ -159,7 +159,7 @@ class SavedTensor:
         return starts == ends
 
     def __getitem__(self, rows: Any) -> Tensor:
-        """The rows of a slice, or everything for `...`."""
+        """Returns the rows of a slice, or the complete tensor for `...`."""
         if rows is ...:
             found = [file.get_tensor(self.key) for _, _, file in self.parts]
         else:
@@ -174,9 +174,9 @@ class SavedTensor:
 
 
 def load_state(folder: str | Path, strategies: Mapping[str, Strategy]) -> dict[str, Any]:
-    """Restores `strategies` from `folder`; gives back whatever else was saved with them.
+    """Restores `strategies` from `folder`; returns everything else that was saved with them.
 
-    The run that saved may have had another number of processes: each reads the rows it holds.
+    The run that saved may have had another number of processes: each process reads the rows it holds.
     """
     path = Path(folder) / AVERAGE_FILE
     if not path.exists():
@@ -200,14 +200,14 @@ def load_state(folder: str | Path, strategies: Mapping[str, Strategy]) -> dict[s
                 prefix = f"{name}/{kind}/"
                 state[kind] = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
             strategies[name].check_state_dict(state)
-        # Only now, when none of them will be refused.
+        # Only after all have passed the check.
         for name, state in saved.items():
             strategies[name].load_state_dict(state)
     return content
 
 
 def _open_state(path: Path, files: ExitStack) -> tuple[dict[str, Any], dict[str, SavedTensor]]:
-    """What `save_state` wrote, with tensors that can be read as long as `files` are open."""
+    """Returns what `save_state` wrote, with tensors that can be read while `files` is open."""
     index = files.enter_context(safe_open(path, framework="pt"))
     content = json.loads((index.metadata() or {})[FORMAT])
     tensors: dict[str, SavedTensor] = {}
@@ -230,7 +230,7 @@ def _open_state(path: Path, files: ExitStack) -> tuple[dict[str, Any], dict[str,
 
 
 def __getattr__(name: str) -> Any:
-    # It stands on this module and on models and data, which nothing here needs.
+    # Imported on access: it depends on this module, and on models and data that nothing here needs.
     if name == "average_checkpoints":
         return import_module("aswa_hf.checkpoints").average_checkpoints
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Several strategies around one training run, and the number of a metrics dictionary that they follow."""
+"""Several strategies in one training run, and the score that they take from a metrics dictionary."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from aswa_hf.batchnorm import lent_batches
+from aswa_hf.batchnorm import default_train_batches
 from aswa_hf.strategies import ASWA, BATCHNORM_POLICIES, EMA, STRATEGIES, SWA, Strategy
 from aswa_hf.trajectory import Decision
 
@@ -42,22 +42,22 @@ class Score:
 
     @property
     def description(self) -> Any:
-        """What a saved score was made of, to be compared with what it is made of later."""
+        """What the score consists of; saved with a run and compared when it is resumed."""
         return dict(self.metric) if isinstance(self.metric, Mapping) else self.label
 
     @property
     def keys(self) -> list[str]:
-        """The keys it reads of the metrics dictionary; empty if only the function knows."""
+        """The keys of the metrics dictionary that the score uses; empty for a function, where they are unknown."""
         names = [self.metric] if isinstance(self.metric, str) else getattr(self.metric, "keys", list)()
         return ["eval_" + name.removeprefix("eval_") for name in names]
 
     def __call__(self, metrics: Mapping[str, float]) -> float:
-        """The score in `metrics`."""
+        """Returns the score in `metrics`."""
         for key in self.keys:
             if key not in metrics:
                 raise ValueError(
-                    f"The metric {key!r} is not among those of the evaluation: {', '.join(sorted(metrics))}. Give the "
-                    "name of one of these as metric=, or let the evaluation return it."
+                    f"The metric {key!r} is not among those of the evaluation: {', '.join(sorted(metrics))}. Pass the "
+                    "name of one of these as metric=, or return this one from the evaluation."
                 )
         if isinstance(self.metric, str):
             return _number(metrics[self.keys[0]], self.keys[0])
@@ -68,12 +68,12 @@ class Score:
             return _number(self.metric(metrics), self.label)
         except KeyError as error:
             raise ValueError(
-                f"The metric function asked for {error}, which is not among the metrics of the evaluation: "
+                f"The metric function uses {error}, which is not among the metrics of the evaluation: "
                 f"{', '.join(sorted(metrics))}."
             ) from None
 
     def report(self, metrics: Mapping[str, Any], name: str) -> dict[str, Any]:
-        """`metrics` of the weights of strategy `name`, under keys of their own: `eval_loss` → `eval_aswa_loss`."""
+        """Returns the metrics of strategy `name`'s weights under their own keys: `eval_loss` → `eval_aswa_loss`."""
         renamed = {
             f"eval_{name}_{key.removeprefix('eval_')}": value
             for key, value in metrics.items()
@@ -103,7 +103,7 @@ NAMED: dict[str, type[Strategy]] = {**STRATEGIES, WholeRunSWA.name: WholeRunSWA}
 
 
 def named_factories(strategies: Sequence[str] | Mapping[str, Factory]) -> dict[str, Factory]:
-    """What builds each strategy, by name."""
+    """Returns the function or class that builds each strategy, by name."""
     if isinstance(strategies, str):
         strategies = tuple(strategies.split(","))
     if isinstance(strategies, Mapping):
@@ -111,19 +111,19 @@ def named_factories(strategies: Sequence[str] | Mapping[str, Factory]) -> dict[s
             raise TypeError(f"strategies[{wrong[0]!r}] must be a function that builds a strategy for a model.")
         return dict(strategies)
     if not strategies:
-        raise ValueError(f"Name at least one strategy of {', '.join(NAMED)}.")
+        raise ValueError(f"Pass at least one strategy of {', '.join(NAMED)}.")
     if unknown := [name for name in strategies if name not in NAMED]:
-        raise ValueError(f"Unknown strategy {unknown[0]!r}. Known are {', '.join(NAMED)}.")
+        raise ValueError(f"Unknown strategy {unknown[0]!r}. Expected one of {', '.join(NAMED)}.")
     return {name: NAMED[name] for name in strategies}
 
 
 def check_options(
     apply: str | None, factories: Iterable[str], batchnorm: Any, bn_batches: Any, flags: Mapping[str, Any]
 ) -> None:
-    """Refuses options of a wrong kind at once, not when training has begun."""
+    """Raises ValueError or TypeError for invalid options, before training begins."""
     if apply is not None and apply not in (names := list(factories)):
         raise ValueError(
-            f"apply={apply!r} is not among the strategies {', '.join(names)}. Name one of them, or None to end with "
+            f"apply={apply!r} is not among the strategies {', '.join(names)}. Pass one of them, or None to end with "
             "the running weights."
         )
     if batchnorm not in BATCHNORM_POLICIES:
@@ -143,10 +143,10 @@ def build_strategies(
     total: int | None = None,
     total_steps: int | None = None,
 ) -> dict[str, Strategy]:
-    """The strategies of a run; those given by name with `options`, those given as functions as these build them.
+    """Builds the strategies of a run: those given by name with `options`, the others by calling their function.
 
-    A strategy that a function gives no `train_batches`, and that needs some, has those of `options`. The run has
-    `total` decision points or `total_steps` optimizer steps.
+    A strategy that needs `train_batches`, and that its function builds without any, uses those of `options`. The run
+    has `total` decision points or `total_steps` optimizer steps.
     """
     options = dict(options)
     hard_updates, direction = options.pop("hard_updates"), options["greater_is_better"]
@@ -162,7 +162,7 @@ def build_strategies(
         if isinstance(factory, type):
             strategy = factory(model, **options, **by_kind.get(factory, {}))
         else:
-            with lent_batches(model, options.get("train_batches"), options.get("bn_forward")):
+            with default_train_batches(model, options.get("train_batches"), options.get("bn_forward")):
                 strategy = factory(model)
             if not isinstance(strategy, Strategy):
                 raise TypeError(
@@ -190,9 +190,9 @@ def decide(
     step: int,
     epoch: float | None,
 ) -> dict[str, Any]:
-    """One decision of every strategy, on the running model's metrics and evaluations of averaged weights.
+    """Makes one decision per strategy, on the running model's metrics and evaluations of averaged weights.
 
-    `known` keeps the metrics of each strategy's weights. What there is to log is given back.
+    Stores the metrics of each strategy's weights in `known`, and returns what to log.
     """
     logs: dict[str, Any] = {}
     for name, strategy in strategies.items():
@@ -212,7 +212,7 @@ def decide(
 
 
 def reported(known: Mapping[str, Metrics], score: Score) -> dict[str, Any]:
-    """The metrics of each strategy's weights, as `eval_<strategy>_<metric>`."""
+    """Returns the metrics of each strategy's weights as `eval_<strategy>_<metric>`."""
     found: dict[str, Any] = {}
     for name, metrics in known.items():
         found |= score.report(metrics, name)
@@ -220,7 +220,7 @@ def reported(known: Mapping[str, Metrics], score: Score) -> dict[str, Any]:
 
 
 def why_empty(strategy: Strategy, metric: str, otherwise: str) -> str:
-    """Why a strategy has no weights at the end of a run; `otherwise` if it never was asked for a decision."""
+    """Returns why a strategy has no weights at the end of a run; `otherwise` if it had no decision point."""
     if not strategy.trajectory:
         return otherwise
     scores = (record.running_score for record in strategy.trajectory)

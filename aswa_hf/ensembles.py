@@ -1,4 +1,4 @@
-"""Ensembles of predictions: class probabilities averaged over several models, and FGE, which finds such models."""
+"""Ensembles of predictions: class probabilities averaged over several models, and FGE, which trains such models."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ Forward = Callable[[nn.Module, Any], Any]
 class PredictionEnsemble:
     """Class probabilities averaged over several models: checkpoints of one run, or independent runs.
 
-    A member is a state dict, a function that reads one, or a model of its own. State dicts pass through `model` one
-    at a time, so that with functions no more than one is in memory; afterwards `model` is as it was.
+    A member is a state dict, a function that returns one, or a model. State dicts are loaded into `model` one at a
+    time, so that with functions no more than one is in memory; afterwards `model` is restored.
 
     >>> files = Path("runs").glob("seed-*/model.safetensors")
     >>> ensemble = PredictionEnsemble(model, [lambda file=file: load_file(file) for file in files])
     >>> classes = ensemble.predict(test_loader).argmax(-1)
 
-    `forward(model, batch)` gives the logits of a batch. By default a dict is given to the model by keyword, of a
-    tuple or list the first element, anything else as it is; outputs may have the logits under that name.
+    `forward(model, batch)` returns the logits of a batch. By default the model is called with the items of a dict as
+    keyword arguments, with the first element of a tuple or list, or with the batch itself, and returns the logits or
+    an output that has them as `logits`.
     """
 
     def __init__(self, model: nn.Module | None, members: Sequence[Member], *, forward: Forward | None = None):
@@ -42,30 +43,30 @@ class PredictionEnsemble:
             if not isinstance(member, Mapping) and not callable(member):
                 raise TypeError(
                     f"Member {index} is a {type(member).__name__}, expected a model, a state dict, or a function that "
-                    "gives a state dict."
+                    "returns a state dict."
                 )
             if model is None and not isinstance(member, nn.Module):
-                raise ValueError(f"Member {index} is no model: pass the model its state dict belongs to.")
+                raise ValueError(f"Member {index} is not a model: pass the model its state dict belongs to.")
         self.model = model
         self.members = members
         self.forward = forward or _forward
 
     def predict(self, batches: Iterable[Any]) -> Tensor:
-        """The mean of the members' class probabilities: a row for every example, in the order of `batches`."""
+        """Returns the mean of the members' class probabilities: one row per example, in the order of `batches`."""
         if isinstance(batches, Iterator):
             raise TypeError(
                 f"batches is a {type(batches).__name__}, which can be read only once, and every member reads it. Pass "
                 "a DataLoader or a list."
             )
         if isinstance(getattr(batches, "sampler", None), RandomSampler):
-            raise ValueError("The loader shuffles, so its rows could not be told apart. Pass one with shuffle=False.")
+            raise ValueError("The loader shuffles, so rows would not match examples. Pass one with shuffle=False.")
         total: Tensor | None = None
         for index, member in enumerate(self.members):
             with self._in_turn(index, member) as model:
                 found = _probabilities(model, batches, self.forward)
             if total is not None and total.shape != found.shape:
                 raise ValueError(
-                    f"Member {index} gives probabilities of shape {tuple(found.shape)}, those before it of shape "
+                    f"Member {index} returns probabilities of shape {tuple(found.shape)}, those before it of shape "
                     f"{tuple(total.shape)}: all members must see the same examples and know the same classes."
                 )
             total = found if total is None else total + found
@@ -74,7 +75,7 @@ class PredictionEnsemble:
 
     @contextmanager
     def _in_turn(self, index: int, member: Member) -> Iterator[nn.Module]:
-        """The model that predicts for a member; what a state dict overwrites comes back afterwards."""
+        """Yields the model that predicts for a member; restores what a state dict has overwritten."""
         if isinstance(member, nn.Module):
             yield member
             return
@@ -92,11 +93,10 @@ class PredictionEnsemble:
 
 
 class FGE:
-    """Fast Geometric Ensembling: a cyclical learning rate leads from a trained point through several good models.
+    """Fast Geometric Ensembling: a cyclical learning rate moves a trained model through several good ones.
 
-    In every cycle of `cycle` optimizer steps the learning rate falls in a straight line from near `high` (α₁) to
-    `low` (α₂) and rises back to `high`. Where it is lowest a snapshot is taken, and predictions are averaged over
-    the snapshots.
+    In every cycle of `cycle` optimizer steps the learning rate falls linearly from near `high` (α₁) to `low` (α₂)
+    and rises back to `high`. A snapshot is taken where it is lowest, and predictions are averaged over the snapshots.
 
     >>> fge = FGE(model, optimizer, cycle=4 * len(loader), high=0.05, low=0.0005)
     >>> for _ in range(epochs):
@@ -106,9 +106,9 @@ class FGE:
     ...         fge.step()
     >>> fge.ensemble().predict(test_loader)
 
-    `keep(state, step)` puts a snapshot away and gives what `PredictionEnsemble` takes as a member; by default
-    snapshots stay in CPU memory. Where somebody else steps the scheduler (the Trainer), hand over `schedule` and call
-    `collect()` after each optimizer step.
+    `keep(state, step)` stores a snapshot and returns a member for `PredictionEnsemble`; by default snapshots are kept
+    in CPU memory. If something else steps the scheduler (the Trainer), pass it `schedule` and call `collect()` after
+    each optimizer step instead of `step()`.
     """
 
     def __init__(
@@ -128,23 +128,23 @@ class FGE:
         self.snapshots: dict[int, Member] = {}
         """The snapshots by the number of steps after which they were taken."""
         for group in optimizer.param_groups:
-            # A scheduler before this one has left its own starting point.
+            # An earlier scheduler has left its own initial learning rate.
             group["lr"] = group["initial_lr"] = high
         self.schedule = LambdaLR(optimizer, lambda done: cyclical_rate(done + 1, cycle, high, low) / high)
 
     def step(self) -> None:
-        """To be called after every optimizer step: sets the next learning rate, and takes a snapshot when due."""
+        """Must be called after every optimizer step: sets the next learning rate, and takes a snapshot when due."""
         self.schedule.step()
         self.collect()
 
     def collect(self) -> None:
-        """Takes a snapshot if the step just done was one at the lowest learning rate."""
+        """Takes a snapshot if the last step was at the lowest learning rate."""
         done = self.schedule.last_epoch
         if done % self.cycle == self.cycle // 2 and done not in self.snapshots:
             self.snapshots[done] = self.keep(self.model.state_dict(), done)
 
     def ensemble(self, forward: Forward | None = None) -> PredictionEnsemble:
-        """The snapshots taken so far, as an ensemble."""
+        """Returns the snapshots taken so far as an ensemble."""
         if not self.snapshots:
             raise RuntimeError(
                 f"FGE has taken no snapshot yet: the first one comes after {self.cycle // 2} steps, half a cycle, and "
@@ -154,7 +154,7 @@ class FGE:
 
 
 def cyclical_rate(step: int, cycle: int, high: float, low: float) -> float:
-    """α(i) of step i = 1, 2, …: `low` in the middle of every cycle, `high` at its end, straight lines between.
+    """Returns α(i) of step i = 1, 2, …: `low` in the middle of every cycle, `high` at its end, linear between.
 
     α(i) = (1 − 2t)·α₁ + 2t·α₂ for t ≤ ½, (2 − 2t)·α₂ + (2t − 1)·α₁ above, with t = (mod(i − 1, c) + 1) / c.
     """
@@ -163,7 +163,7 @@ def cyclical_rate(step: int, cycle: int, high: float, low: float) -> float:
 
 
 def check_cycle(cycle: int, high: float, low: float) -> None:
-    """Refuses a cycle without a step in its middle, and learning rates in the wrong order."""
+    """Raises ValueError for a cycle without a step in its middle, or learning rates in the wrong order."""
     if cycle < 2 or cycle % 2:
         raise ValueError(f"cycle must be an even number of steps, so that one is in the middle, got {cycle}.")
     if not 0 <= low <= high or high == 0:
@@ -172,7 +172,7 @@ def check_cycle(cycle: int, high: float, low: float) -> None:
 
 @torch.no_grad()
 def _probabilities(model: nn.Module, batches: Iterable[Any], forward: Forward) -> Tensor:
-    """The class probabilities of all examples, as the model gives them in evaluation mode."""
+    """Returns the class probabilities of all examples, from the model in evaluation mode."""
     training = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -182,7 +182,7 @@ def _probabilities(model: nn.Module, batches: Iterable[Any], forward: Forward) -
         for module, mode in training.items():
             module.training = mode
     if not found:
-        raise ValueError("batches gave no batch, so there is nothing to predict.")
+        raise ValueError("batches yielded no batch, so there is nothing to predict.")
     return torch.cat(found)
 
 
@@ -199,12 +199,12 @@ def _logits(output: Any) -> Tensor:
         output = output.get("logits")
     if not isinstance(output, Tensor):
         raise TypeError(
-            f"The model gave a {type(output).__name__}, expected a tensor of logits, or an output with logits. Pass "
-            "forward=lambda model, batch: … that picks them."
+            f"The model returned a {type(output).__name__}, expected a tensor of logits or an output with logits. "
+            "Pass forward=lambda model, batch: … that returns them."
         )
     return output
 
 
 def _in_memory(state: State, step: int) -> State:
-    """A copy of a snapshot outside the accelerator."""
+    """Returns a copy of a snapshot in CPU memory."""
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}

@@ -1,4 +1,4 @@
-"""All pictures: the trajectory of a run, strategies side by side, and the gains of one over the others."""
+"""All plots: the trajectory of a run, strategies side by side, and the gains of one over the others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from aswa_hf.trajectory import Decision, Record, Trajectory
 
-# Color and marker of each strategy, the same in every picture.
+# Color and marker of each strategy, the same in every plot.
 STYLES = {
     "last": ("0.55", "o"),
     "best": ("tab:brown", "s"),
@@ -33,8 +33,8 @@ def plot_trajectories(
 
 
 def draw_trajectories(trajectories: Mapping[str, Trajectory], *, metric: str = "score", title: str = "") -> Any:
-    """The picture of a run as a matplotlib figure: scores above, the weight α of each snapshot below."""
-    # Not pyplot: a notebook's own figures and backend stay as they are.
+    """Returns a plot of a run as a matplotlib figure: scores on top, the weight α of each snapshot below."""
+    # Not pyplot, which would change the figures and the backend of a notebook.
     from matplotlib.figure import Figure
 
     main = "aswa" if "aswa" in trajectories else next(iter(trajectories))
@@ -76,7 +76,7 @@ def draw_trajectories(trajectories: Mapping[str, Trajectory], *, metric: str = "
                 marker=marker,
                 s=12 if crowded else 42,
                 linewidths=0.5 if crowded else None,
-                # Side by side, the marks of a long row of rejects would hide the ensemble's line.
+                # The marks of many rejects in a row would hide the ensemble's line.
                 zorder=1.9 if crowded and decision is Decision.REJECT else 3,
                 label=label,
             )
@@ -103,7 +103,7 @@ def _position(record: Record) -> float:
 
 
 def _unseen(hidden: list[tuple[Record, float]]) -> str:
-    """Says which decisions lie outside the view, and how far."""
+    """Describes the decisions outside the view: their epochs and scores."""
     epochs = [f"{_position(record):g}" for record, _ in (hidden[0], hidden[-1])]
     where = f"epoch {epochs[0]}" if len(hidden) == 1 else f"{len(hidden)} epochs, {epochs[0]} to {epochs[1]}"
     scores = [f"{score:.4g}" for _, score in (hidden[0], hidden[-1])]
@@ -111,9 +111,9 @@ def _unseen(hidden: list[tuple[Record, float]]) -> str:
 
 
 def _focus(axis: Any, trajectory: Trajectory, others: Iterable[Trajectory]) -> None:
-    """Leaves the first, steep part of the curve out of view, so that the decisions can be told apart.
+    """Excludes the first, steep part of the curve from the view, so that the decisions can be distinguished.
 
-    What any strategy ended with stays in view: a picture must not hide that another one is ahead.
+    The final score of every strategy stays in view: a plot must not hide that another one is ahead.
     """
     finals = [r.score for r in trajectory if r.score is not None and math.isfinite(r.score)]
     running = [r.running_score for r in trajectory if r.running_score is not None and math.isfinite(r.running_score)]
@@ -130,7 +130,7 @@ def _focus(axis: Any, trajectory: Trajectory, others: Iterable[Trajectory]) -> N
 def draw_comparison(
     rows: Sequence[tuple[str, ...]], columns: Mapping[str, Sequence[Estimate | None]], label: str
 ) -> Any:
-    """A metric of every strategy (column) on every dataset and model (row): mean ± standard deviation."""
+    """Draws a metric of every strategy (column) on every dataset and model (row): mean ± standard deviation."""
     figure, axis = _rows_figure(len(rows), height=0.4, margin=1.3)
     for place, (name, estimates) in enumerate(columns.items()):
         shift = 0.56 * ((place + 0.5) / len(columns) - 0.5)
@@ -159,11 +159,11 @@ def draw_comparison(
 
 
 def draw_gains(rows: Mapping[str, tuple[Sequence[float], float]], label: str) -> Any:
-    """The gains over each other strategy, a dot for every dataset and model; the bar is the given median."""
+    """Draws the gains over each other strategy: one dot per dataset and model, and a bar at the given median."""
     figure, axis = _rows_figure(len(rows), height=0.5, margin=1.1)
     for row, (gains, median) in enumerate(rows.values()):
         values = sorted(gains)
-        # Neighbours are moved apart up and down, always the same way.
+        # Neighbouring dots are shifted up and down, always in the same way.
         heights = [row + 0.12 * ((place % 3) - 1) for place in range(len(values))]
         colors = ["tab:green" if v > 0 else "tab:red" if v < 0 else "0.5" for v in (round(v, 4) for v in values)]
         axis.scatter(values, heights, c=colors, s=30, alpha=0.8, linewidths=0, zorder=3)
@@ -189,7 +189,7 @@ def _finish_rows(axis: Any, names: Sequence[str], label: str) -> None:
 
 
 def as_png(figure: Any) -> bytes:
-    """A figure as the bytes of a PNG file."""
+    """Returns a figure as the bytes of a PNG file."""
     buffer = io.BytesIO()
     figure.savefig(buffer, dpi=130, format="png")
     return buffer.getvalue()

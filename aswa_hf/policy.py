@@ -1,10 +1,10 @@
-"""The ASWA rule: which of the running model, the look-ahead and the ensemble goes on as the ensemble.
+"""The ASWA rule: which of the running model, the look-ahead and the ensemble becomes the next ensemble.
 
-Plain floats, nothing imported. With the running model's score s, the look-ahead's ŝ and the ensemble's score_A:
+Uses plain floats and imports nothing. With the running model's score s, the look-ahead's ŝ and the ensemble's score_A:
 
     no ensemble yet             INIT     the running weights start the ensemble
-    s > ŝ and s > score_A       HARD     the running weights restart it
-    else ŝ > score_A            SOFT     the look-ahead, the average with the running weights, takes its place
+    s > ŝ and s > score_A       HARD     the ensemble restarts from the running weights
+    else ŝ > score_A            SOFT     the look-ahead, which averages in the running weights, becomes the ensemble
     else                        REJECT   nothing changes
 
 Comparisons are strict, so a tie is a REJECT. A score that is not a finite number is worse than every number.
@@ -17,12 +17,12 @@ REJECT = "reject"
 
 
 def is_usable(score: float | None) -> bool:
-    """Whether a score can be compared: given, and neither NaN nor infinite."""
+    """Returns whether a score can be compared: it is not None, NaN or infinite."""
     return score is not None and score - score == 0.0
 
 
 def is_better(score: float | None, other: float | None, greater_is_better: bool = True) -> bool:
-    """Whether `score` is strictly better than `other`, an unusable score being worse than every number."""
+    """Returns whether `score` is strictly better than `other`; an unusable score is worse than every number."""
     if score is None or not is_usable(score):
         return False
     if other is None or not is_usable(other):
@@ -39,7 +39,7 @@ def decide(
     hard_updates: bool = True,
     greater_is_better: bool = True,
 ) -> str:
-    """The decision for an ensemble of `members` snapshots with `score`, as INIT, HARD, SOFT or REJECT.
+    """Returns the decision for an ensemble of `members` snapshots with `score`: INIT, HARD, SOFT or REJECT.
 
     `hard_updates=False` is Algorithm 1 of the paper as printed: the running score only matters for INIT.
     """
@@ -55,14 +55,14 @@ def decide(
 
 
 def next_members(members: int, decision: str) -> int:
-    """How many snapshots the ensemble holds after `decision`: a restart counts its own snapshot."""
+    """Returns how many snapshots the ensemble holds after `decision`; INIT and HARD count their own snapshot."""
     if decision in (INIT, HARD):
         return 1
     return members + 1 if decision == SOFT else members
 
 
 def ensemble_weights(decisions: list[str]) -> list[float]:
-    """α, the weight of each decision point's snapshot in the ensemble: Θ_A = Σ α_i Θ_i.
+    """Returns α, the weight of each decision point's snapshot in the ensemble: Θ_A = Σ α_i Θ_i.
 
     1/n for the members since the last INIT or HARD, 0 for every other point.
     """

@@ -1,10 +1,10 @@
-"""A run folder: the names of all files in it, and what is read from and written to them as JSON.
+"""A run folder: the names of its files, and reading and writing them as JSON.
 
 model.safetensors, config.json, …    the shipped weights as an ordinary checkpoint
 checkpoint-<step>/                   the running model's checkpoints, each with the averages in aswa/
 aswa/                                the weights of all strategies at the end
 settings.json, results.json          how the run was configured, what each strategy reached
-aswa_trajectory.json, trajectory.png every decision, and a picture of them
+aswa_trajectory.json, trajectory.png every decision, and a plot of them
 train.log, console.log               what was logged, and what a grid of runs printed
 """
 
@@ -34,17 +34,17 @@ CHECKPOINT_PREFIX = "checkpoint-"
 
 
 def checkpoint_folder(folder: str | Path, step: int) -> Path:
-    """Where the checkpoint of a step is kept."""
+    """Returns the folder of the checkpoint of a step."""
     return Path(folder) / f"{CHECKPOINT_PREFIX}{step}"
 
 
 def checkpoint_step(checkpoint: str | Path) -> int:
-    """The step in the name of a checkpoint folder."""
+    """Returns the step in the name of a checkpoint folder."""
     return int(Path(checkpoint).name.removeprefix(CHECKPOINT_PREFIX))
 
 
 def checkpoints(folder: str | Path) -> list[Path]:
-    """The checkpoint folders in a run folder, oldest first."""
+    """Returns the checkpoint folders in a run folder, oldest first."""
     found = Path(folder).glob(f"{CHECKPOINT_PREFIX}*")
     return sorted((path for path in found if _is_step(path.name) and path.is_dir()), key=checkpoint_step)
 
@@ -54,13 +54,13 @@ def _is_step(name: str) -> bool:
 
 
 def last_trainer_checkpoint(folder: str | Path) -> Path | None:
-    """The last checkpoint that a Trainer wrote completely: its own state is the last file it writes."""
+    """Returns the last checkpoint that a Trainer wrote completely: its state is the last file it writes."""
     complete = [path for path in checkpoints(folder) if (path / TRAINER_STATE).is_file()]
     return complete[-1] if complete else None
 
 
 def epochs_done(checkpoint: Path | None) -> float:
-    """The number of epochs after which a Trainer wrote a checkpoint."""
+    """Returns the number of epochs after which a Trainer wrote a checkpoint."""
     return 0.0 if checkpoint is None else float(read_object(checkpoint / TRAINER_STATE)["epoch"])
 
 

@@ -1,6 +1,6 @@
-"""The strategies: ways to turn the weights that a run passes through into the weights it ends with.
+"""The strategies: ways to compute the final weights of a run from the weights it visits.
 
-All share one interface, so that several can shadow the same run without influencing it or each other:
+All share one interface, so that several can follow the same run without influencing it or each other:
 
     strategy.step()              after every optimizer step (only EMA needs it)
     strategy.update(evaluate)    at every decision point, usually the end of an epoch
@@ -35,7 +35,7 @@ BATCHNORM_POLICIES = ("recalibrate", "average", "copy")
 
 @dataclass(frozen=True)
 class Outcome:
-    """A decision, the scores it was taken on, and what carries it out."""
+    """A decision, the scores it is based on, and the function that carries it out."""
 
     decision: Decision
     commit: Callable[[], None]
@@ -44,16 +44,16 @@ class Outcome:
 
 
 class Strategy(ABC):
-    """What all strategies share: the average, its score and history, swapping, saving.
+    """Base class of all strategies: the average, its score and history, swapping, saving.
 
-    `batchnorm` says how BatchNorm statistics follow averaged weights: "recalibrate" computes them afresh on
+    `batchnorm` sets where the BatchNorm statistics of averaged weights come from: "recalibrate" recomputes them on
     `train_batches` (at most `bn_batches` of them) whenever averaged weights are evaluated, "average" averages them
-    like weights, "copy" takes the running model's. `device="cpu"` keeps the average off the accelerator.
+    like weights, "copy" uses the running model's. `device="cpu"` keeps the average off the accelerator.
     """
 
     name: ClassVar[str]
     averages: ClassVar[bool] = True
-    """Whether weights are ever averaged; otherwise BatchNorm statistics need no attention."""
+    """Whether weights are ever averaged; otherwise BatchNorm statistics need no special treatment."""
 
     def __init__(
         self,
@@ -85,8 +85,8 @@ class Strategy(ABC):
         # Whether the averaged weights changed since their BatchNorm statistics were computed.
         self._stale = False
 
-    def step(self) -> None:  # noqa: B027 (nothing to do is the usual answer)
-        """To be called after every optimizer step; most strategies only look at decision points."""
+    def step(self) -> None:  # noqa: B027 (a no-op by default)
+        """Must be called after every optimizer step; a no-op for strategies that only use decision points."""
 
     def update(
         self,
@@ -96,15 +96,15 @@ class Strategy(ABC):
         step: int | None = None,
         epoch: float | None = None,
     ) -> Decision:
-        """A decision point: looks at the weights now in the model and decides what becomes of the ensemble.
+        """Decision point: evaluates the weights now in the model and decides how the ensemble changes.
 
-        `evaluate()` gives the validation score of whatever weights are in the model. The running model's own score
-        may be passed as `running_score` where it is known. If `evaluate` raises, nothing has changed.
+        `evaluate()` returns the validation score of the weights that are in the model. If the running model's score
+        is already known, it can be passed as `running_score`. If `evaluate` raises, nothing has changed.
         """
         if evaluate is not None and not callable(evaluate):
             raise TypeError(
-                f"update() takes a function that returns the validation score, got {type(evaluate).__name__}. A score "
-                "of the running model that is known already goes in as running_score=."
+                f"update() takes a function that returns the validation score, got {type(evaluate).__name__}. Pass "
+                "a score of the running model that is already known as running_score=."
             )
         if running_score is not None:
             running_score = self._agreed(running_score)
@@ -129,7 +129,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def _decide(self, evaluate: Evaluate | None, running_score: float | None, step: int | None) -> Outcome:
-        """Takes the decision; nothing changes before it is committed."""
+        """Makes the decision; nothing changes until it is committed."""
 
     @property
     def alphas(self) -> list[float]:
@@ -138,26 +138,26 @@ class Strategy(ABC):
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """The ensemble in the model, until the block is left; then the running weights again, bit for bit."""
+        """Puts the ensemble into the model until the block ends, then restores the running weights bit for bit."""
         self._require_members()
         with self.average.swapped():
             self._refresh_statistics()
             yield
 
     def apply(self) -> None:
-        """Puts the ensemble into the model, for good."""
+        """Puts the ensemble into the model permanently."""
         if self._stale:
-            # Before anything is overwritten: a failing pass over the training batches leaves the running weights.
+            # Before anything is overwritten: if a pass over the training batches fails, the running weights remain.
             with self.swapped():
                 pass
         self._require_members()
         self.average.apply()
 
     def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
-        """Everything needed to go on: tensors under "averaged" and "buffers", plain values elsewhere.
+        """Returns everything needed to resume: tensors under "averaged" and "buffers", plain values elsewhere.
 
-        Of a sharded model the averages are DTensors, as the weights are in its own `state_dict()`: each process has
-        its rows, and all together give the whole with `tensor.full_tensor()`.
+        For a sharded model the averages are DTensors, like the weights in its own `state_dict()`: each process has
+        its rows, and `tensor.full_tensor()`, called on all processes, returns the complete tensor.
         """
         averaged, buffers = self.average.whole()
 
@@ -176,7 +176,7 @@ class Strategy(ABC):
         }
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Refuses a state of another model, strategy or direction."""
+        """Raises ValueError for a state of another model, strategy or direction."""
         if state.get("strategy") != self.name:
             raise ValueError(f"This is the state of strategy {state.get('strategy')!r}, expected {self.name!r}.")
         if state["greater_is_better"] != self.greater_is_better:
@@ -188,9 +188,9 @@ class Strategy(ABC):
             self.average.check(state["averaged"], state["buffers"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a saved state. A state of another model or strategy is refused, and nothing has changed.
+        """Restores a saved state. Raises ValueError, changing nothing, for a state of another model or strategy.
 
-        A sharded model takes DTensors and whole tensors alike, and keeps its rows of them.
+        A sharded model accepts DTensors and complete tensors, and each process keeps its rows of them.
         """
         self.check_state_dict(state)
         trajectory = Trajectory.from_json(state["records"])
@@ -202,7 +202,7 @@ class Strategy(ABC):
         self.trajectory = trajectory
 
     def _score(self, evaluate: Evaluate, of: str) -> float:
-        """The score of the weights now in the model, the same on every rank."""
+        """Returns the score of the weights now in the model, the same on every rank."""
         value = evaluate()
         try:
             score = float(value)
@@ -237,11 +237,11 @@ class Strategy(ABC):
         self._stale = False
 
     def _lookahead(self, weight: float, evaluate: Evaluate) -> tuple[float, Callable[[], None]]:
-        """The score of the average with the running weights, and what takes that average over."""
+        """Returns the score of the average with the running weights, and a function that accepts that average."""
         with self.average.lookahead(weight):
             self.recalibrate()
             score = self._score(evaluate, "look-ahead" if self.name == "aswa" else f"{self.name} weights")
-            # The statistics the look-ahead was judged with, before the running model's come back.
+            # The statistics that the look-ahead was evaluated with, before the running model's are restored.
             buffers = self.average.buffers_in_model()
 
         def accept() -> None:
@@ -254,7 +254,7 @@ class Strategy(ABC):
         return score, accept
 
     def _take_snapshot(self, weight: float) -> None:
-        """Adds the running weights to the average without asking for a score."""
+        """Adds the running weights to the average without an evaluation."""
         if self.members == 0:
             self._restart(None)
         else:
@@ -264,7 +264,7 @@ class Strategy(ABC):
             self._stale = True
 
     def _add_snapshot(self, weight: float, evaluate: Evaluate | None, running_score: float | None) -> Outcome:
-        """Adds the running weights to the average whatever their score, and scores the average if it can."""
+        """Adds the running weights to the average regardless of their score; evaluates the average if possible."""
         if self.members == 0:
             score = self._running_score(evaluate, running_score)
             return Outcome(Decision.INIT, lambda: self._restart(score), running_score)
@@ -274,7 +274,7 @@ class Strategy(ABC):
         return Outcome(Decision.SOFT, accept, running_score)
 
     def _refresh_statistics(self) -> None:
-        """Called with the ensemble in the model: computes its BatchNorm statistics if they are out of date."""
+        """Called with the ensemble in the model: recomputes its BatchNorm statistics if they are stale."""
         if self._stale:
             self.recalibrate()
             self.average.copy_buffers()
@@ -289,11 +289,11 @@ class Strategy(ABC):
 
 
 def nothing() -> None:
-    """What a rejection changes."""
+    """No-op: commits a decision that changes nothing."""
 
 
 class ASWA(Strategy):
-    """Adaptive Stochastic Weight Averaging: averages as long as validation improves, restarts when that is better.
+    """Adaptive Stochastic Weight Averaging: averages while validation improves, restarts when that is better.
 
     >>> aswa = ASWA(model)
     >>> for epoch in range(epochs):
@@ -361,12 +361,12 @@ class ASWA(Strategy):
         if state["hard_updates"] != self.hard_updates:
             raise ValueError(
                 f"This state was saved with hard_updates={state['hard_updates']}, this strategy has "
-                f"hard_updates={self.hard_updates}. Go on with the same rule."
+                f"hard_updates={self.hard_updates}. Resume with the same rule."
             )
 
 
 class SWA(Strategy):
-    """Stochastic Weight Averaging: the plain mean of all snapshots from `start` on.
+    """Stochastic Weight Averaging: the mean of all snapshots from `start` on.
 
     `start` is the first epoch (decision point) to include, counted from 0, or a fraction of the run. A fraction needs
     the length of the run: `total` decision points, or `total_steps` optimizer steps with `update(…, step=…)`.
@@ -399,7 +399,7 @@ class SWA(Strategy):
         points = len(self.trajectory)
         if not isinstance(self.start, float):
             return points >= self.start
-        # 0.29 · 100 is 28.999…: the last bits must not move the start by an epoch.
+        # 0.29 · 100 is 28.999…: rounding must not move the start by an epoch.
         if self.total is not None:
             return points >= int(self.start * self.total + 1e-9)
         if self.total_steps is not None and step is not None:
@@ -432,7 +432,7 @@ class EMA(Strategy):
         self.steps = 0
 
     def step(self) -> None:
-        """Takes in the weights after an optimizer step."""
+        """Adds the weights after an optimizer step to the average."""
         with uninterrupted():
             self.steps += 1
             if self.steps % self.every == 0:
@@ -464,8 +464,8 @@ class EMA(Strategy):
 
     @property
     def alphas(self) -> list[float]:
-        """The weight of all snapshots taken between a decision point and the one before it."""
-        # remaining[t]: what later updates left of the first t + 1 snapshots
+        """For each decision point, the total weight of the snapshots taken since the previous one."""
+        # remaining[t]: the weight that later updates leave to the first t + 1 snapshots
         weights: list[float] = []
         total, before = 0.0, 0
         updates = self.trajectory[-1].members if self.trajectory else 0

@@ -1,4 +1,4 @@
-"""The history of a run: what was decided at each point, which snapshots the ensemble holds, and a picture of it."""
+"""The history of a run: the decision at each point, the snapshots in the ensemble, and the file that stores them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VERSION = 1
 
 
 class Decision(Enum):
-    """What became of the ensemble at a decision point."""
+    """What happened to the ensemble at a decision point."""
 
     INIT = policy.INIT
     HARD = policy.HARD
@@ -27,7 +27,7 @@ class Decision(Enum):
 
     @property
     def code(self) -> int:
-        """A number for reporters that can only draw numbers: reject 0, soft 1, hard 2, init 3."""
+        """The decision as a number, for trackers that only plot numbers: reject 0, soft 1, hard 2, init 3."""
         return ("reject", "soft", "hard", "init").index(self.value)
 
 
@@ -52,7 +52,7 @@ class Record:
     def from_json(cls, values: Mapping[str, Any]) -> Record:
         expected = [field.name for field in fields(cls)]
         if not isinstance(values, Mapping) or sorted(values) != sorted(expected):
-            raise ValueError(f"A record of a trajectory has the keys {expected}, got {values!r}.")
+            raise ValueError(f"A record of a trajectory must have the keys {expected}, got {values!r}.")
         scores = {k: decode_number(values[k]) for k in ("running_score", "lookahead_score", "score")}
         return cls(**{**values, **scores, "decision": Decision(values["decision"])})
 
@@ -78,7 +78,7 @@ class Trajectory(list[Record]):
 
 
 def encode_number(value: Any) -> Any:
-    """NaN and infinities, also inside lists and dicts, as text: strict JSON has no numbers for them."""
+    """Replaces NaN and infinities, also inside lists and dicts, with strings: strict JSON has no such numbers."""
     if isinstance(value, Mapping):
         return {key: encode_number(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -87,7 +87,7 @@ def encode_number(value: Any) -> Any:
 
 
 def decode_numbers(value: Any) -> Any:
-    """What `encode_number` was given."""
+    """Reverses `encode_number`."""
     if isinstance(value, dict):
         return {key: decode_numbers(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -124,7 +124,7 @@ def save_trajectories(
 
 
 def load_trajectories(path: str | Path) -> tuple[dict[str, Trajectory], dict[str, Any]]:
-    """The histories by strategy, and whatever else the file tells of the run."""
+    """Returns the histories by strategy, and everything else that the file says about the run."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim.swa_utils import update_bn
 
 from aswa_hf import ASWA, EMA, SWA, Decision
-from aswa_hf.batchnorm import Recalibration, lent_batches
+from aswa_hf.batchnorm import Recalibration, default_train_batches
 from aswa_hf.comparison import build_strategies
 
 
@@ -237,7 +237,7 @@ def test_missing_one_shot_and_empty_batches_are_clear_errors():
         ASWA(Net(), train_batches=(b for b in make_batches()))
     with pytest.raises(ValueError, match=r"bn_batches must be at least 1 or None.*got 0"):
         ASWA(Net(), train_batches=make_batches(), bn_batches=0)
-    with pytest.raises(ValueError, match="train_batches gave no batch"):
+    with pytest.raises(ValueError, match="train_batches yielded no batch"):
         Recalibration(Net(), [])()
     with pytest.raises(ValueError, match="batchnorm must be one of recalibrate, average, copy, got 'none'"):
         ASWA(Net(), batchnorm="none")
@@ -245,7 +245,7 @@ def test_missing_one_shot_and_empty_batches_are_clear_errors():
 
 def test_batches_come_with_the_model_only_where_none_are_given():
     model, lent, own = Net(), make_batches(2), make_batches(4)
-    with lent_batches(model, [{"image": b} for b in lent], lambda batch: model(batch["image"])):
+    with default_train_batches(model, [{"image": b} for b in lent], lambda batch: model(batch["image"])):
         with_lent, with_own = Recalibration(model), Recalibration(model, own, forward=model)
     with_lent()
     assert_statistics(model.first, lent)

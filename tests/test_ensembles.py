@@ -95,7 +95,7 @@ def test_what_cannot_be_averaged_is_refused():
     with pytest.raises(ValueError, match="shuffle=False"):
         PredictionEnsemble(model, [model]).predict(DataLoader(TensorDataset(torch.zeros(4, 3)), shuffle=True))
     for output, kind in (((torch.zeros(5, 4),), "tuple"), ({"loss": torch.zeros(())}, "NoneType")):
-        with pytest.raises(TypeError, match=f"gave a {kind}, expected a tensor of logits"):
+        with pytest.raises(TypeError, match=f"returned a {kind}, expected a tensor of logits"):
             PredictionEnsemble(model, [model], forward=lambda m, b, output=output: output).predict(batches())
     with pytest.raises(ValueError, match="no batch"):
         PredictionEnsemble(model, [model]).predict([])

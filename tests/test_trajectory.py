@@ -107,8 +107,8 @@ DAMAGES = {
     "strategies are a list": (lambda c: {**c, "strategies": [1]}, "is damaged"),
     "no records": (lambda c: without(c, "strategies", "aswa", "records"), "is damaged"),
     "records are a number": (lambda c: with_records(c, 7), "is damaged"),
-    "a record is text": (lambda c: with_records(c, ["x"]), "A record of a trajectory has the keys"),
-    "a record lacks a key": (lambda c: with_records(c, [{"index": 0}]), "A record of a trajectory has the keys"),
+    "a record is text": (lambda c: with_records(c, ["x"]), "A record of a trajectory must have the keys"),
+    "a record lacks a key": (lambda c: with_records(c, [{"index": 0}]), "A record of a trajectory must have the keys"),
     "an unknown decision": (
         lambda c: with_records(c, [c["strategies"]["aswa"]["records"][0] | {"decision": "maybe"}]),
         "'maybe' is not a valid Decision",

@@ -381,7 +381,7 @@ def test_bad_arguments_are_refused_at_construction(tmp_path):
     for options, message in [
         ({"every": "step"}, "every must be"),
         ({"every": 0}, "every must be"),
-        ({"strategies": ("aswa", "sgd")}, "Unknown strategy 'sgd'. Known are aswa, swa, ema, best, last"),
+        ({"strategies": ("aswa", "sgd")}, "Unknown strategy 'sgd'. Expected one of aswa, swa, ema, best, last"),
         ({"apply": "swa"}, "apply='swa' is not among the strategies aswa"),
         ({"metric": {}}, "maps metric names to weights"),
     ]:
