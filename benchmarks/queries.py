@@ -49,7 +49,7 @@ def answer(search: BeamSearch, structure: Structure, ids: Tensor) -> None:
     for some in ids.split(search.rows):
         odds = search.odds(search.tree(structure, some))
         lowest(odds, K)
-        search.memory.give(odds)
+        search.memory.release(odds)
 
 
 def multiply(search: BeamSearch, structure: Structure, queries: int, vectors: Tensor, space: Tensor) -> None:

@@ -1,6 +1,6 @@
 """Configuration of knowledge-graph embedding models. Self-contained: it is shipped with every model on the Hub."""
 
-# No `from __future__ import annotations`: @strict checks the types of fields, and only those that are not text.
+# No `from __future__ import annotations`: @strict checks types, but not those written as strings.
 import math
 from typing import Any
 
@@ -13,18 +13,18 @@ REGULARIZERS = ("n3", "l2")
 
 @strict
 class KGEConfig(PreTrainedConfig):
-    """What a link predictor looks like.
+    """Configuration of a link predictor.
 
     Args:
         num_entities, num_relations: sizes of the vocabulary, inverse relations not counted.
         dim: real numbers per entity, whatever the scorer: ComplEx uses them as dim/2 complex numbers, and so on.
         scorer: "distmult", "complex", "qmult", "keci", "rescal" or "tucker"; the model classes fill it in.
-        inverse_relations: whether every relation r has an inverse at r + num_relations, by which heads are predicted.
-        p, q: for Keci, how many base vectors of the Clifford algebra square to +1 and to −1.
+        inverse_relations: whether every relation r has an inverse at r + num_relations, used to predict heads.
+        p, q: for Keci, the number of basis vectors of the Clifford algebra that square to +1 and to −1.
         input_dropout, query_dropout: on the embeddings of head and relation, and on the query vector.
         regularizer, regularization: "n3" or "l2" on the embeddings of a batch, and its weight in the loss.
         label_smoothing: ε of the training labels (1 − ε)·y + ε/num_entities.
-        initializer, initializer_range: how embeddings start; the range is for "normal" (std) and "uniform" (±).
+        initializer, initializer_range: of the embeddings; the range is for "normal" (std) and "uniform" (±).
     """
 
     model_type = "kge"
@@ -51,7 +51,7 @@ class KGEConfig(PreTrainedConfig):
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         for name in ("p", "q", "regularization", "initializer_range"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be a finite number, not negative, got {getattr(self, name)}.")
+                raise ValueError(f"{name} must be finite and not negative, got {getattr(self, name)}.")
         for name in ("input_dropout", "query_dropout", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}.")
@@ -61,11 +61,11 @@ class KGEConfig(PreTrainedConfig):
             raise ValueError(f"regularizer must be one of {', '.join(REGULARIZERS)}, got {self.regularizer!r}.")
         if self.regularization and self.regularizer is None:
             raise ValueError(
-                f"regularization={self.regularization} weighs nothing without a regularizer: name one of "
-                f"{', '.join(REGULARIZERS)}."
+                f"regularization={self.regularization} has no effect without a regularizer: set regularizer to "
+                f"one of {', '.join(REGULARIZERS)}."
             )
 
     @property
     def num_relation_embeddings(self) -> int:
-        """Rows of the relation table."""
+        """The number of rows of the relation table."""
         return self.num_relations * (2 if self.inverse_relations else 1)

@@ -34,8 +34,8 @@ _NOT_FOUND = (
 class KnowledgeGraph(DatasetDict):
     """The splits `train`, `validation` and `test`, with int32 columns `head`, `relation`, `tail`, and their labels.
 
-    `unseen` counts, for validation and test, the entities and relations that training does not show, and the triples
-    that hold one.
+    `unseen` counts, for validation and test, the entities and relations that do not occur in train, and the triples
+    that contain one.
     """
 
     def __init__(
@@ -52,17 +52,17 @@ class KnowledgeGraph(DatasetDict):
 
     @property
     def num_relations(self) -> int:
-        """How many relations there are, inverses not counted."""
+        """The number of relations, without inverses."""
         return self.vocab.num_relations
 
     def config(self, **options: Any) -> KGEConfig:
         """The configuration of a model for this graph: `kg.config(scorer="keci", dim=64)`."""
         known = [field.name for field in fields(KGEConfig)]
-        # A config as such takes any name, for the sake of files from other versions, and keeps it without effect.
+        # KGEConfig itself accepts any name, so that files of other versions load, and ignores it.
         if unknown := [name for name in options if name not in known]:
             nearest = difflib.get_close_matches(unknown[0], known, n=1)
-            hint = f"Did you mean {nearest[0]!r}?" if nearest else "See KGEConfig for those there are."
-            raise TypeError(f"There is no option {unknown[0]!r}. {hint}")
+            hint = f"Did you mean {nearest[0]!r}?" if nearest else "See KGEConfig for the available options."
+            raise TypeError(f"Unknown option {unknown[0]!r}. {hint}")
         return KGEConfig(num_entities=self.num_entities, num_relations=self.num_relations, **options)
 
     def triples(self, split: str) -> np.ndarray:
@@ -90,8 +90,8 @@ def load_kg(
         kg = load_kg("data/UMLS")                 # train, valid, test as .txt .tsv .csv .nt .parquet, also .gz
         kg = load_kg("user/dataset", revision=…)  # three columns of text: head, relation, tail
 
-    Entities and relations are numbered as they first occur in train, then validation, then test. Triples that occur
-    twice and triples of validation or test that are also in train are kept as they are, and warned of.
+    Entities and relations are numbered as they first occur in train, then validation, then test. Repeated triples,
+    and triples of validation or test that are also in train, are kept, with a warning.
     """
     path = Path(name_or_path).expanduser()
     if isinstance(name_or_path, str) and name_or_path.lower() in COUNTRIES:
@@ -103,7 +103,7 @@ def load_kg(
         raise ValueError(f"There is no graph {os.fspath(name_or_path)!r}. Did you mean {nearest[0]!r}?")
     refuse_mistyped(path)
     if not os.fspath(name_or_path) or (not path.is_dir() and (path.is_absolute() or len(path.parts) > 2)):
-        # The Hub would be asked, five times, for what cannot be there.
+        # This cannot be a name on the Hub; a request, repeated five times, would only take time.
         raise ValueError(_NOT_FOUND.format(str(name_or_path), "there is no such folder"))
     if path.is_dir() and any(_split_files(path).values()):
         return _number(_folder(path), path.resolve().name)
@@ -136,7 +136,7 @@ def _countries(task: int) -> dict[str, Triples]:
 
 
 def _split_files(folder: Path) -> dict[str, list[Path]]:
-    """The files of each split that a folder holds, by their names."""
+    """The files of each split in a folder, found by their names."""
     found: dict[str, list[Path]] = {split: [] for split in SPLITS}
     for file in sorted(folder.iterdir()):
         stem, dot, suffix = file.name.lower().removesuffix(".gz").partition(".")
@@ -151,12 +151,13 @@ def _folder(folder: Path) -> dict[str, Triples]:
     for split, paths in found.items():
         if not paths:
             raise FileNotFoundError(
-                f"{folder} has no file of the {split} split. Expected {' or '.join(SPLITS[split])} with the ending "
-                f"{', '.join(SUFFIXES)}, each also with .gz; it holds {', '.join(sorted(os.listdir(folder)))}."
+                f"{folder} has no file for the {split} split. Expected {' or '.join(SPLITS[split])} with the suffix "
+                f"{', '.join(SUFFIXES)}, optionally with .gz; it contains {', '.join(sorted(os.listdir(folder)))}."
             )
         if len(paths) > 1:
             raise ValueError(
-                f"{folder} has several files of the {split} split: {', '.join(path.name for path in paths)}. Keep one."
+                f"{folder} has several files for the {split} split: {', '.join(path.name for path in paths)}. "
+                "Keep one."
             )
     return {split: read_triples(path) for split, (path,) in found.items()}
 
@@ -172,7 +173,7 @@ def _dataset(name: str, revision: str | None, cache_dir: str | os.PathLike[str] 
         chosen = next((alias for alias in names if alias in loaded), None)
         if chosen is None:
             raise ValueError(
-                f"The dataset {name} has the splits {', '.join(loaded)}, and none for {split}. Expected one called "
+                f"The dataset {name} has the splits {', '.join(loaded)}, but none for {split}. Expected one named "
                 f"{' or '.join(names)}."
             )
         found[split] = from_table(loaded[chosen].with_format("arrow")[:], f"{name}, split {chosen}")
@@ -180,15 +181,15 @@ def _dataset(name: str, revision: str | None, cache_dir: str | os.PathLike[str] 
 
 
 def _number(splits: Mapping[str, Triples], name: str) -> KnowledgeGraph:
-    """Replaces the labels by ids, and reports what is odd about the triples."""
+    """Replaces labels with ids, and warns about suspicious triples."""
     parts = splits.values()
     relation_labels, relations = _encode([part.relations for part in parts])
     entity_labels, codes = _encode([part.heads for part in parts] + [part.tails for part in parts])
     ends = codes.reshape(2, -1)
-    # These codes number all heads before all tails; the head and the tail of a triple shall follow each other.
+    # These codes number all heads before all tails; ids number the head and the tail of each triple in turn.
     first = np.empty(len(entity_labels), dtype=np.int64)
     in_order = ends.T.ravel()
-    first[in_order[::-1]] = np.arange(len(in_order))[::-1]  # of repeated places, the last assignment stays
+    first[in_order[::-1]] = np.arange(len(in_order))[::-1]  # of repeated indices, the last assignment wins
     order = np.argsort(first)
     ids = np.empty(len(order), dtype=np.int32)
     ids[order] = np.arange(len(order), dtype=np.int32)
@@ -214,7 +215,7 @@ def _encode(columns: list[Any]) -> tuple[Any, np.ndarray]:
 
 
 def _report_repetitions(splits: Mapping[str, Triples], ids: Mapping[str, np.ndarray], vocab: KGVocab) -> None:
-    """Warns of triples that occur twice in a split, and of triples of one split in a split it should not know."""
+    """Warns about triples that are repeated in a split, and about triples that are in two splits."""
     heads, relations, tails = np.concatenate(list(ids.values()), axis=1).astype(np.int64)
     queries = heads * vocab.num_relations + relations
     if vocab.num_entities**2 * vocab.num_relations >= 2**63:
@@ -230,22 +231,22 @@ def _report_repetitions(splits: Mapping[str, Triples], ids: Mapping[str, np.ndar
         again = _repeated(own)
         if len(again):
             warn_caller(
-                f"{split} holds {len(again):,} repetitions of earlier triples, the first at "
-                f"{splits[split].where(again[0])}: {label(split, again[0])}. They are kept; remove them if they "
-                "should not be there; they are ranked once."
+                f"{split} contains {len(again):,} repetitions of earlier triples, the first at "
+                f"{splits[split].where(again[0])}: {label(split, again[0])}. They are kept, but ranked "
+                "once; remove them if they are not intended."
             )
     for known, split in (("train", "validation"), ("train", "test"), ("validation", "test")):
         leaked = np.flatnonzero(_among(keys_of[split], keys_of[known]))
         if len(leaked):
             warn_caller(
                 f"{len(leaked):,} of the {len(keys_of[split]):,} triples of {split} are also in {known}, the first at "
-                f"{splits[split].where(leaked[0])}: {label(split, leaked[0])}. They are kept, and make the scores of "
-                f"{split} too good; remove them from one of the two."
+                f"{splits[split].where(leaked[0])}: {label(split, leaked[0])}. They are kept and make the scores of "
+                f"{split} too high; remove them from one of the two splits."
             )
 
 
 def _repeated(keys: np.ndarray) -> np.ndarray:
-    """The places, in ascending order, of keys that occur before."""
+    """The indices, in ascending order, of keys that occurred before."""
     # Not np.unique, whose hash table takes a hundred times as long as a sort of 64-bit keys.
     if not (np.diff(np.sort(keys)) == 0).any():
         return np.empty(0, dtype=np.int64)
@@ -259,7 +260,7 @@ def _among(keys: np.ndarray, known: np.ndarray) -> np.ndarray:
 
 
 def _unseen(ids: Mapping[str, np.ndarray], vocab: KGVocab, name: str) -> dict[str, dict[str, int]]:
-    """How many entities and relations of validation and test are not in train, and how many triples hold one."""
+    """How many entities and relations of validation and test are not in train, and how many triples contain one."""
     heads, relations, tails = ids["train"]
     new_entity, new_relation = np.ones(vocab.num_entities, dtype=bool), np.ones(vocab.num_relations, dtype=bool)
     new_entity[heads] = new_entity[tails] = new_relation[relations] = False
@@ -278,6 +279,7 @@ def _unseen(ids: Mapping[str, np.ndarray], vocab: KGVocab, name: str) -> dict[st
             for split, counts in unseen.items()
         )
         warn_caller(
-            f"{name} holds labels that do not occur in train ({found}). They are kept, and nothing trains them."
+            f"{name} contains labels that do not occur in train ({found}). They are kept, but train has no facts "
+            "about them."
         )
     return unseen

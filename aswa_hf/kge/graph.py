@@ -8,14 +8,14 @@ import numpy as np
 
 
 def with_inverses(triples: np.ndarray, num_relations: int) -> np.ndarray:
-    """(h, r, t) and, behind them, (t, r + num_relations, h): heads are then predicted as tails."""
+    """The triples (h, r, t), followed by (t, r + num_relations, h): heads are then predicted as tails."""
     heads, relations, tails = triples.T
     return np.concatenate([triples, np.stack([tails, relations + num_relations, heads], axis=1)])
 
 
 @dataclass(frozen=True)
 class TailsByQuery:
-    """Compressed rows: `tails[offsets[i]:offsets[i + 1]]` are the tails of the query (heads[i], relations[i])."""
+    """Sparse rows: `tails[offsets[i]:offsets[i + 1]]` are the tails of the query (heads[i], relations[i])."""
 
     heads: np.ndarray
     relations: np.ndarray
@@ -39,7 +39,7 @@ class TailsByQuery:
         return len(self.heads)
 
     def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The tails of several queries one after the other, and the offsets between them."""
+        """The concatenated tails of several queries, and their offsets."""
         starts = self.offsets[rows]
         counts = self.offsets[rows + 1] - starts
         offsets = np.concatenate([[0], np.cumsum(counts)])
@@ -47,6 +47,6 @@ class TailsByQuery:
         return self.tails[positions], offsets
 
     def find(self, heads: np.ndarray, relations: np.ndarray) -> np.ndarray:
-        """The rows of queries that are known to be among these."""
+        """The rows of the given queries, all of which must be present."""
         width = int(max(self.relations.max(initial=0), relations.max(initial=0))) + 1
         return np.searchsorted(self.heads * width + self.relations, heads * width + relations)

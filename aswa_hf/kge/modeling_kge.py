@@ -1,7 +1,7 @@
 """Knowledge-graph embedding models. Self-contained: it is shipped with every model on the Hub.
 
 Every score is ⟨q(h, r), e_t⟩, the product of a query vector with the tail's embedding. A scorer defines only how
-head and relation make the query; training, ranking and prediction are one matrix product on top of it.
+head and relation form the query; training, ranking and prediction are one matrix product on top of it.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from transformers.utils import ModelOutput
 
 from .configuration_kge import KGEConfig
 
-# Logits made at a time in training: enough for a matrix product at full speed, and on a CPU few enough for its cache.
+# Logits computed at a time in training: enough for fast matrix products, and on a CPU few enough for its cache.
 CHUNK_ON_CPU = 1 << 21
 CHUNK_ON_DEVICE = 1 << 25
-# Far below any logit that counts. With smaller ones, as high learning rates give, sigmoid and products meet denormal
-# numbers, for which CPUs take many times longer.
+# Far below any logit that matters. Smaller ones, which high learning rates produce, lead to denormal numbers in
+# sigmoid and products, for which CPUs take many times longer.
 FLOOR = -60.0
 
-# The scorers by name, filled in by the classes below.
+# The scorers by name; the classes below register themselves.
 SCORERS: dict[str, type[KGEModel]] = {}
 
 
 @dataclass
 class KGEOutput(ModelOutput):
-    """The training loss, if labels were given, and the scores, if the loss did not make them unnecessary."""
+    """The training loss, if labels were given, and the scores, if they were computed."""
 
     loss: Tensor | None = None
     scores: Tensor | None = None
 
 
 class KGEModel(PreTrainedModel):
-    """A link predictor; `KGEModel(config)` gives the subclass that `config.scorer` names."""
+    """A link predictor; `KGEModel(config)` returns an instance of the subclass that `config.scorer` names."""
 
     config_class = KGEConfig
     base_model_prefix = ""
@@ -59,7 +59,9 @@ class KGEModel(PreTrainedModel):
 
     def __init__(self, config: KGEConfig):
         if config.scorer not in (None, self.scorer):
-            raise ValueError(f"The config is one of scorer {config.scorer!r}, not of {type(self).__name__}.")
+            raise ValueError(
+                f"{type(self).__name__} needs a config with scorer {self.scorer!r}, got {config.scorer!r}."
+            )
         config.scorer = self.scorer
         if config.dim % self.blocks(config):
             raise ValueError(
@@ -75,20 +77,20 @@ class KGEModel(PreTrainedModel):
 
     @staticmethod
     def blocks(config: KGEConfig) -> int:
-        """How many real numbers make one component of the embedding: 2 for complex numbers, and so on."""
+        """The number of real numbers per component of an embedding: 2 for complex numbers, and so on."""
         return 1
 
     @staticmethod
     def relation_dim(config: KGEConfig) -> int:
-        """Real numbers per relation."""
+        """The number of real numbers per relation."""
         return config.dim
 
     def add_parameters(self, config: KGEConfig) -> None:
-        """Parameters beside the two tables."""
+        """Adds parameters beside the two embedding tables."""
 
     def combine(self, h: Tensor, r: Tensor) -> Tensor:
-        """q(h, r) for embeddings of heads and relations: what makes one scorer differ from another."""
-        raise TypeError("KGEModel has no scorer of its own: build one of its subclasses.")
+        """q(h, r) for embeddings of heads and relations: the only part that differs between scorers."""
+        raise TypeError("KGEModel itself has no scorer: use one of its subclasses.")
 
     def query(self, heads: Tensor, relations: Tensor) -> Tensor:
         """The query vectors (B, d) of heads and relations given by id."""
@@ -116,9 +118,9 @@ class KGEModel(PreTrainedModel):
         for relation in relations.unique():
             rows = relations == relation
             wanted = self.entity_embeddings(tails[rows])
-            for heads in everything.split(1024):  # RESCAL and TuckER make a matrix for each of them
+            for heads in everything.split(1024):  # RESCAL and TuckER build a matrix for each of them
                 found = wanted @ self.query(heads, relation.expand(len(heads))).T
-                scores[rows.nonzero(), heads] = found.to(scores.dtype)  # autocast has its own
+                scores[rows.nonzero(), heads] = found.to(scores.dtype)  # autocast has its own dtype
         return scores
 
     def forward(
@@ -133,8 +135,8 @@ class KGEModel(PreTrainedModel):
         """Scores or, with labels, the training loss.
 
         The labels of B queries are one of
-        - all true tails of all queries one after the other, with `label_offsets` (B + 1,) saying where those of each
-          query begin (KvsAll; the loss never builds the matrix of labels),
+        - the true tails of all queries, concatenated, with `label_offsets` (B + 1,), where those of each query start
+          (KvsAll; the loss never builds the matrix of labels),
         - the one true tail of each query, (B,) integers (1vsAll, cross-entropy),
         - a matrix (B, |E|), or (B, K) for the K candidates in `tails`, with 1 for true.
 
@@ -151,7 +153,7 @@ class KGEModel(PreTrainedModel):
             loss = F.binary_cross_entropy_with_logits(scores, targets)
         else:
             if len(heads) == 0:
-                raise ValueError("There are no queries to compute a loss of: the batch is empty.")
+                raise ValueError("The batch is empty: there are no queries to compute a loss for.")
             if label_offsets is not None and len(label_offsets) != len(heads) + 1:
                 raise ValueError(
                     f"label_offsets must have one number more than there are queries ({len(heads)}), "
@@ -293,14 +295,15 @@ def loss_over_entities(
     smoothing: float = 0.0,
     measured: bool = True,
 ) -> Tensor:
-    """The loss of scores ⟨queries, entities⟩ over all entities, without a matrix of labels or a graph over logits.
+    """The loss of scores ⟨queries, entities⟩ over all entities, without a matrix of labels or of logits.
 
     With `offsets`, `tails[offsets[i]:offsets[i + 1]]` are the distinct true tails of query i, and the loss is the mean
-    binary cross-entropy. Without, `tails[i]` is the one true tail, and it is the mean cross-entropy. True labels are
-    1 − smoothing + smoothing/|E|, false ones smoothing/|E|. Under autocast the products are in its dtype.
+    binary cross-entropy. Without `offsets`, `tails[i]` is the one true tail, and the loss is the mean cross-entropy.
+    True labels are 1 − smoothing + smoothing/|E|, false ones smoothing/|E|. Under autocast the products are in its
+    dtype.
 
-    With `measured=False` the binary cross-entropy is NaN, though its gradients are right: the value is a quarter of
-    the work.
+    With `measured=False` the binary cross-entropy is NaN, but its gradients are correct: the value is a quarter
+    of the work.
     """
     if offsets is None:
         return _CrossEntropy.apply(queries, entities, tails, smoothing)
@@ -308,20 +311,20 @@ def loss_over_entities(
 
 
 class _LossOverEntities(torch.autograd.Function):
-    """A loss whose forward pass makes both gradients, in place of the logits, which are never all there at a time."""
+    """A loss whose forward pass computes both gradients by blocks: the full matrix of logits never exists."""
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise RuntimeError("The loss over all entities has no second derivatives: call it without create_graph.")
-        # Scaled only here, where a loss scaled up for float16 keeps small gradients from vanishing.
+        # Divided only here: `grad` contains the loss scale of float16, which keeps small gradients from vanishing.
         factor = grad / ctx.count
         gradients = (factor * gradient for gradient in ctx.saved_tensors)
         return *gradients, *[None] * (len(ctx.needs_input_grad) - 2)
 
 
 class _BinaryCrossEntropy(_LossOverEntities):
-    """Blocks of entities: the gradient of a logit x is σ(x) − label."""
+    """Binary cross-entropy by blocks of entities: the gradient of a logit x is σ(x) − label."""
 
     @staticmethod
     def forward(
@@ -360,7 +363,7 @@ class _BinaryCrossEntropy(_LossOverEntities):
 
 
 class _CrossEntropy(_LossOverEntities):
-    """Blocks of queries: the gradient of a logit x is softmax(x) − label."""
+    """Cross-entropy by blocks of queries: the gradient of a logit x is softmax(x) − label."""
 
     @staticmethod
     def forward(ctx: Any, queries: Tensor, entities: Tensor, tails: Tensor, smoothing: float) -> Tensor:
@@ -391,12 +394,12 @@ class _CrossEntropy(_LossOverEntities):
 
 
 def _zero(like: Tensor) -> Tensor:
-    """Where a loss is added up: in float32 at least."""
+    """A zero to accumulate a loss in, in float32 at least."""
     return torch.zeros((), dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
 
 
 def _softplus_sum(x: Tensor) -> Tensor:
-    """Σ log(1 + exp(x)) = Σ max(x, 0) − Σ log σ(|x|), in half the time of `softplus` and its slow cases."""
+    """Σ log(1 + exp(x)) = Σ max(x, 0) − Σ log σ(|x|), in half the time of `softplus`, which has slow cases."""
     return x.relu().sum() - x.abs().sigmoid_().log_().sum()
 
 
@@ -405,12 +408,12 @@ def _chunk_size(queries: Tensor) -> int:
 
 
 def _product_dtype(queries: Tensor) -> torch.dtype:
-    """The dtype of the matrix products: under autocast its own, else that of the model."""
+    """The dtype of the matrix products: under autocast its own, else the model's."""
     device = queries.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else queries.dtype
 
 
 def _rows(offsets: Tensor) -> Tensor:
-    """The query each label belongs to."""
+    """The query that each label belongs to."""
     counts = offsets.diff()
     return torch.repeat_interleave(torch.arange(len(counts), device=offsets.device), counts)

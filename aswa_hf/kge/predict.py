@@ -1,4 +1,4 @@
-"""`LinkPredictor`: questions to a trained link predictor, asked and answered with labels."""
+"""`LinkPredictor`: predictions of a trained link predictor, by label."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class LinkPredictor:
             kind = config.get("model_type")
             if kind not in (None, KGEConfig.model_type):
                 raise ValueError(
-                    f"{path_or_repo} holds a model of type {kind!r}, which is no link predictor. Expected a folder or "
-                    "repository of a knowledge-graph embedding, such as `aswa-hf train kge` writes."
+                    f"{path_or_repo} contains a model of type {kind!r}, not a link predictor. Expected a folder or "
+                    "repository with a knowledge-graph embedding, such as `aswa-hf train kge` writes."
                 )
             model = KGEModel.from_pretrained(path_or_repo, **options)
         except OSError as error:
@@ -75,25 +75,25 @@ class LinkPredictor:
     ) -> pd.DataFrame:
         """The `k` best tails of (head, relation, ?) or heads of (?, relation, tail), with their scores.
 
-        Lists ask several questions at once, a single label beside a list goes with each of its members. `candidates`
-        limits the answers to these entities, `exclude_known` leaves out those that are in the graph already.
+        Lists ask several questions at once; a single label beside a list is combined with each of its elements.
+        `candidates` limits the answers to these entities, `exclude_known` leaves out answers that the graph contains.
         """
         if relation is None or (head is None) == (tail is None):
-            raise ValueError("Ask for tails with head= and relation=, or for heads with relation= and tail=.")
+            raise ValueError("Give head= and relation= to predict tails, or relation= and tail= to predict heads.")
         _check_count(k)
-        asked_for = "tail" if tail is None else "head"
+        target = "tail" if tail is None else "head"
         given, relations = _broadcast(head if tail is None else tail, relation)  # type: ignore[arg-type]
         entity_ids, relation_ids = self.vocab.entity_ids(given), self.vocab.relation_ids(relations)
 
-        scores = _finite(self._scores(entity_ids, relation_ids, asked_for)).clone()
+        scores = _finite(self._scores(entity_ids, relation_ids, target)).clone()
         if exclude_known:
-            self._mask_known(scores, entity_ids, relation_ids, asked_for)
+            self._mask_known(scores, entity_ids, relation_ids, target)
         allowed = torch.arange(scores.shape[1])
         if candidates is not None:
             allowed = torch.from_numpy(np.unique(self.vocab.entity_ids(candidates)))
             scores = scores[:, allowed]
         best = scores.topk(min(k, scores.shape[1]), dim=1)
-        return self._table(given, relations, asked_for, allowed[best.indices.cpu()].numpy(), best.values.cpu().numpy())
+        return self._table(given, relations, target, allowed[best.indices.cpu()].numpy(), best.values.cpu().numpy())
 
     @torch.no_grad()
     def score(self, head: Labels, relation: Labels, tail: Labels) -> Any:
@@ -105,7 +105,7 @@ class LinkPredictor:
 
     @torch.no_grad()
     def nearest(self, entity: str, k: int = 10) -> pd.DataFrame:
-        """The `k` entities whose embeddings point most nearly the same way, by cosine similarity."""
+        """The `k` entities with the most similar embeddings, by cosine similarity."""
         import pandas as pd
 
         _check_count(k)
@@ -117,16 +117,16 @@ class LinkPredictor:
         labels = [self.vocab.entities[i] for i in best.indices.tolist()]
         return pd.DataFrame({"entity": labels, "similarity": best.values.cpu().numpy()})
 
-    def _scores(self, entities: np.ndarray, relations: np.ndarray, asked_for: str) -> Tensor:
-        if asked_for == "tail":
+    def _scores(self, entities: np.ndarray, relations: np.ndarray, target: str) -> Tensor:
+        if target == "tail":
             return self.model.score_tails(*self._tensors(entities, relations))
         return self.model.score_heads(*self._tensors(relations, entities))
 
-    def _mask_known(self, scores: Tensor, entities: np.ndarray, relations: np.ndarray, asked_for: str) -> None:
+    def _mask_known(self, scores: Tensor, entities: np.ndarray, relations: np.ndarray, target: str) -> None:
         if self.kg is None:
             raise ValueError("exclude_known=True needs the known triples: build the predictor with kg=load_kg(…).")
         triples = np.concatenate([self.kg.triples(split) for split in self.kg])
-        given, answer = (0, 2) if asked_for == "tail" else (2, 0)
+        given, answer = (0, 2) if target == "tail" else (2, 0)
         for row, (entity, relation) in enumerate(zip(entities, relations, strict=True)):
             known = triples[(triples[:, given] == entity) & (triples[:, 1] == relation), answer]
             scores[row, torch.from_numpy(known).to(scores.device)] = -torch.inf
@@ -136,47 +136,47 @@ class LinkPredictor:
         return [torch.from_numpy(array).to(device) for array in arrays]
 
     def _table(
-        self, given: list[str], relations: list[str], asked_for: str, answers: np.ndarray, scores: np.ndarray
+        self, given: list[str], relations: list[str], target: str, answers: np.ndarray, scores: np.ndarray
     ) -> pd.DataFrame:
         import pandas as pd
 
         labels = np.asarray(self.vocab.entities, dtype=object)
         rows, columns = answers.shape
         table = {
-            "head" if asked_for == "tail" else "tail": np.repeat(np.asarray(given, dtype=object), columns),
+            "head" if target == "tail" else "tail": np.repeat(np.asarray(given, dtype=object), columns),
             "relation": np.repeat(np.asarray(relations, dtype=object), columns),
-            asked_for: labels[answers.ravel()],
+            target: labels[answers.ravel()],
             "score": scores.ravel(),
             "rank": np.tile(np.arange(1, columns + 1), rows),
         }
         frame = pd.DataFrame({name: table[name] for name in ("head", "relation", "tail", "score", "rank")})
-        # An answer that was excluded is no answer, also where fewer than k are left.
+        # Excluded answers are not returned, even if fewer than k are left.
         return frame[np.isfinite(frame["score"])].reset_index(drop=True)
 
 
 def _broadcast(*labels: Labels) -> list[list[str]]:
-    """Lists of one length; a single label goes with every member of the others."""
+    """Lists of the same length; a single label is repeated."""
     for x in labels:
         if not isinstance(x, Iterable):
             raise TypeError(f"Expected a label or a list of labels, got {x!r}.")
     lists = [x if isinstance(x, str) else list(x) for x in labels]
     lengths = {len(x) for x in lists if not isinstance(x, str)}
     if len(lengths) > 1:
-        raise ValueError(f"The lists of a question must have one length, got {sorted(lengths)}.")
+        raise ValueError(f"The lists of a question must have the same length, got {sorted(lengths)}.")
     length = lengths.pop() if lengths else 1
     return [[x] * length if isinstance(x, str) else x for x in lists]
 
 
 def _check_count(k: Any) -> None:
     if not isinstance(k, int) or isinstance(k, bool) or k < 1:
-        raise ValueError(f"k must be a whole number, at least 1, got {k!r}.")
+        raise ValueError(f"k must be a whole number of at least 1, got {k!r}.")
 
 
 def _finite(numbers: Tensor) -> Tensor:
-    """The numbers in at least single precision, which numpy has; those of a model that diverged are refused."""
+    """The numbers in at least float32, which numpy supports; raises ValueError if the model has diverged."""
     if not numbers.isfinite().all():
         raise ValueError(
-            "The model gives scores that are not finite numbers: its weights have diverged. Train it anew, with a "
-            "smaller learning rate."
+            "The scores of the model are not finite numbers: its weights have diverged. Train it again with a smaller "
+            "learning rate."
         )
     return numbers.to(torch.promote_types(numbers.dtype, torch.float32))

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from aswa_hf.kge.data import KnowledgeGraph
     from aswa_hf.kge.modeling_kge import KGEModel
 
-# Scores made at a time unless the caller says otherwise: on a CPU as many as stay in its cache.
+# Scores computed at a time by default: on a CPU, as many as fit into its cache.
 SCORES_ON_CPU = 1 << 21
 SCORES_ON_DEVICE = 1 << 24
-# Counts entities, which a sum in the dtype of a half-precision model would not.
+# The dtype for counting entities: sums in half precision are inexact.
 EXACT = torch.float32
 
 
@@ -29,9 +29,9 @@ def evaluate_link_prediction(
     batch_size: int | None = None,
     ks: Sequence[int] = (1, 3, 10),
 ) -> dict[str, float]:
-    """How well the triples of a split are predicted, each once by its head and once by its tail.
+    """MRR, Hits@k and mean rank of the triples of a split, each ranked once by its head and once by its tail.
 
-    A candidate that makes another true triple (of any split) is left out of the ranking; candidates with the same
+    A candidate that forms another true triple (of any split) is left out of the ranking; candidates with the same
     score share their mean rank. `batch_size` is the number of queries scored at a time and bounds the memory.
     """
     if split not in kg:
@@ -74,7 +74,7 @@ def rank_triples(model: KGEModel, kg: KnowledgeGraph, split: str, batch_size: in
 
 
 def _index(kg: KnowledgeGraph, split: str) -> tuple[TailsByQuery, TailsByQuery, np.ndarray]:
-    """The queries of a split, those of all splits, and where the former are among the latter; made once for a graph.
+    """The queries of a split, those of all splits, and the rows of the former in the latter; cached in the graph.
 
     Inverse relations are included.
     """
@@ -95,11 +95,11 @@ def _index(kg: KnowledgeGraph, split: str) -> tuple[TailsByQuery, TailsByQuery, 
 def _ranks(
     scores: Tensor, targets: np.ndarray, target_offsets: np.ndarray, known: np.ndarray, known_offsets: np.ndarray
 ) -> Tensor:
-    """The rank of each target among the entities that are not known answers of its query, itself excepted."""
+    """The rank of each target among the entities that are not other known answers of its query."""
     device = scores.device
     rows = torch.from_numpy(_rows(target_offsets)).to(device)
     own = scores[rows, torch.from_numpy(targets).to(device)].unsqueeze(1)
-    # A model that has diverged must not look perfect because nothing compares greater than NaN.
+    # Nothing compares greater than NaN: without this, a model that has diverged would look perfect.
     broken = ~scores.sum(1, dtype=EXACT).isfinite()
     scores[torch.from_numpy(_rows(known_offsets)).to(device), torch.from_numpy(known).to(device)] = -torch.inf
     ranks = torch.empty(len(rows), dtype=torch.float64, device=device)
@@ -127,7 +127,7 @@ def _scores(model: KGEModel, heads: np.ndarray, by: np.ndarray, relations: int) 
     scores = model.entity_embeddings.weight.new_empty(len(heads), model.config.num_entities)
     forward = by < relations
     tails = model.score_tails(*_tensors(model, heads[forward], by[forward]))
-    scores[torch.from_numpy(forward)] = tails.to(scores.dtype)  # autocast has its own
+    scores[torch.from_numpy(forward)] = tails.to(scores.dtype)  # autocast has its own dtype
     backward = ~forward
     scores[torch.from_numpy(backward)] = model.score_heads(*_tensors(model, by[backward] - relations, heads[backward]))
     return scores

@@ -1,4 +1,4 @@
-"""Files of triples as Arrow columns of text, and errors that name the line. No Python loop runs over the lines."""
+"""Reads files of triples as Arrow columns of text, without a Python loop; errors name the line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pyarrow.csv  # type: ignore[import-untyped]
 import pyarrow.parquet  # type: ignore[import-untyped]
 
 COLUMNS = ("head", "relation", "tail")
-# Names that the three columns have in the wild, in this order.
+# Common names of the three columns, in this order.
 SCHEMES = (
     COLUMNS,
     ("subject", "predicate", "object"),
@@ -32,13 +32,13 @@ SCHEMES = (
     ("head", "rel", "tail"),
     ("entity1", "relation", "entity2"),
 )
-# What may stand between the fields of a line, the likeliest first.
+# Separators between the fields of a line, the most likely first.
 SEPARATORS = {".txt": "\t ,;|", ".tsv": "\t", ".csv": ",;\t|"}
 NAMES = {"\t": "tab", " ": "space", ",": "comma", ";": "semicolon", "|": "bar"}
 BLOCK = 1 << 24  # bytes that one thread parses at a time; no line may be longer
 SUFFIXES = (*SEPARATORS, ".nt", ".parquet")
 # A resource, a blank node or, as a tail, a literal: "text", "text"@en, "1"^^<type>. The standard also allows dots in
-# names of blank nodes; without them every character tells what follows, which makes matching three times faster.
+# names of blank nodes; without them every character determines what follows, which makes matching three times faster.
 NT_LINE = (
     r"^\s*(?P<head><[^<>]*>|_:[^\s.]+)\s+(?P<relation><[^<>]*>)\s+"
     r'(?P<tail><[^<>]*>|_:[^\s.]+|"(?:[^"\\]|\\.)*"(?:@[A-Za-z0-9-]+|\^\^<[^<>]*>)?)\s*\.\s*(?:#.*)?$'
@@ -70,7 +70,7 @@ def read_triples(path: Path) -> Triples:
     try:
         data = gzip.decompress(path.read_bytes()) if zipped else path.read_bytes()
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is not a complete gzip file ({error}). Compress or download it anew.") from None
+        raise ValueError(f"{path} is not a complete gzip file ({error}). Compress or download it again.") from None
     if suffix == ".parquet":
         return _parquet(data, path)
     text = _text(data, path)
@@ -86,18 +86,18 @@ def find_columns(names: Sequence[str], texts: Sequence[str], where: str) -> list
         if all(part in lower for part in scheme):
             chosen = [lower[part] for part in scheme]
             if any(name not in texts for name in chosen):
-                raise ValueError(f"{where}: the columns {', '.join(chosen)} must hold labels, that is, text.")
+                raise ValueError(f"{where}: the columns {', '.join(chosen)} must contain labels, that is, text.")
             return chosen
     if len(texts) == 3:
         return list(texts)
     raise ValueError(
-        f"{where} has the columns {', '.join(names) or '(none)'}, of which {len(texts)} hold text. Expected columns "
-        "named head, relation and tail, or exactly three columns of text in this order."
+        f"{where} has the columns {', '.join(names) or '(none)'}, of which {len(texts)} contain text. Expected "
+        "columns named head, relation and tail, or exactly three columns of text in this order."
     )
 
 
 def from_table(table: Any, name: str) -> Triples:
-    """The triples of an Arrow table; a row without a value is an error."""
+    """The triples of an Arrow table; raises ValueError for a row without a value."""
     texts = [field.name for field in table.schema if _is_text(field.type)]
     chosen = find_columns(table.column_names, texts, name)
     for column in chosen:
@@ -120,7 +120,7 @@ def _parquet(data: bytes, path: Path) -> Triples:
     try:
         table = pyarrow.parquet.read_table(pa.BufferReader(data))
     except pa.ArrowException as error:
-        raise ValueError(f"{path} is not a readable parquet file ({error}). Write or download it anew.") from None
+        raise ValueError(f"{path} is not a readable parquet file ({error}). Write or download it again.") from None
     return from_table(table, str(path))
 
 
@@ -143,7 +143,7 @@ def _text(data: bytes, path: Path) -> bytes:
 
 
 def _separated(text: bytes, path: Path, suffix: str) -> Triples:
-    """Lines of three fields. Quotes mean something in .csv alone; `#`, `NA` and empty fields mean nothing anywhere."""
+    """Reads lines of three fields. Quotes are special only in .csv; `#`, `NA` and empty fields are ordinary labels."""
     start = text.lstrip(b"\n").partition(b"\n")[0].decode()
     separator = next((s for s in SEPARATORS[suffix] if len(_split(start, s, suffix)) == 3), None)
     separator = separator or next((s for s in SEPARATORS[suffix] if s in start), SEPARATORS[suffix][0])
@@ -156,11 +156,11 @@ def _separated(text: bytes, path: Path, suffix: str) -> Triples:
             raise ValueError(f"{path}, line {numbers[0]} names a column twice: {start!r}. Rename or remove one.")
         text, numbers = text.lstrip(b"\n").partition(b"\n")[2], numbers[1:]
         if not text.strip():
-            raise ValueError(f"{path} has a header and nothing else. Expected a triple in every line after it.")
+            raise ValueError(f"{path} contains only a header. Expected a triple in every line after it.")
     else:
         names = [*COLUMNS]
     if suffix == ".txt" and separator != "\t" and b"\t" in text:
-        raise _complaint(text, path, numbers, separator, suffix, len(names))
+        raise _line_error(text, path, numbers, separator, suffix, len(names))
     try:
         table = pyarrow.csv.read_csv(
             pa.BufferReader(text),
@@ -173,26 +173,26 @@ def _separated(text: bytes, path: Path, suffix: str) -> Triples:
             pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False),
         )
     except pa.ArrowInvalid as error:
-        raise _complaint(text, path, numbers, separator, suffix, len(names), error) from None
+        raise _line_error(text, path, numbers, separator, suffix, len(names), error) from None
     triples = from_table(table, str(path))
-    # A quoted field of a .csv may run over several lines: then only the rows can be counted.
+    # A quoted field of a .csv may span several lines: then only the rows can be counted.
     return triples if len(numbers) != len(triples) else replace(triples, unit="line", numbers=numbers)
 
 
 def _nt(text: bytes, path: Path) -> Triples:
-    """N-Triples: resources lose their angle brackets, literals become entities labelled as they are written."""
+    """Reads N-Triples: resources without their angle brackets, and literals as entities labelled as written."""
     numbers = _line_numbers(text)
     table = pyarrow.csv.read_csv(
         pa.BufferReader(text),
         pyarrow.csv.ReadOptions(column_names=["line"], block_size=BLOCK),
-        # A separator that a text file does not hold leaves the lines whole.
+        # A separator that does not occur in text files keeps each line in one field.
         pyarrow.csv.ParseOptions(delimiter="\x01", quote_char=False),
         pyarrow.csv.ConvertOptions(column_types={"line": pa.string()}, strings_can_be_null=False),
     )
     facts = pc.invert(pc.match_substring_regex(table["line"], r"^\s*(#.*)?$"))
     lines, numbers = table["line"].filter(facts), numbers[facts.to_numpy()]
     if not len(lines):
-        raise ValueError(f"{path} holds comments and nothing else. Expected lines like <head> <relation> <tail> .")
+        raise ValueError(f"{path} contains only comments. Expected lines like <head> <relation> <tail> .")
     fields = pc.extract_regex(lines, NT_LINE)
     if fields.null_count:
         row = pc.index(fields.is_null(), True).as_py()
@@ -222,10 +222,10 @@ def _split(line: str, separator: str, suffix: str) -> list[str]:
     return line.split() if separator == " " else line.split(separator)
 
 
-def _complaint(
+def _line_error(
     text: bytes, path: Path, numbers: np.ndarray, separator: str, suffix: str, expected: int, reason: object = ""
 ) -> ValueError:
-    """Finds the line that cannot be read, now that there is one, and says what is wrong with it."""
+    """The error for the first line that cannot be read: its number, and what is wrong with it."""
     lines = [line for line in text.decode().split("\n") if line]
     for number, line in zip(numbers, lines, strict=True):
         fields = len(_split(line, separator, suffix))
@@ -237,11 +237,11 @@ def _complaint(
         if other:
             return ValueError(
                 f"{path}, line {number} is separated by {NAMES[other]} where "
-                f"{NAMES[separator]} is expected: {_short(line)}. Use one separator in the whole file."
+                f"{NAMES[separator]} is expected: {_short(line)}. Use one separator throughout the file."
             )
         return ValueError(
             f"{path}, line {number} has {fields} field{'s' * (fields != 1)} separated by {NAMES[separator]}, expected "
-            f"{expected} (head, relation, tail): {_short(line)}. Mend or remove the line."
+            f"{expected} (head, relation, tail): {_short(line)}. Correct or remove the line."
         )
     return ValueError(f"{path} cannot be read: {reason}. Expected a triple in every line: head, relation and tail.")
 

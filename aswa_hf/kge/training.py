@@ -32,7 +32,7 @@ class KvsAll(Dataset[Batch]):
         return len(self.queries)
 
     def __getitems__(self, rows: list[int]) -> Batch:
-        """A whole batch at once: no Python loop over its examples."""
+        """A complete batch at once: no Python loop over its examples."""
         chosen = np.asarray(rows)
         labels, offsets = self.queries.take(chosen)
         return _as_tensors(
@@ -75,7 +75,7 @@ class NegativeSampling(OneVsAll):
         return batch | {"tails": torch.cat([true, drawn], dim=1), "labels": labels.float()}
 
 
-# The training loss takes a quarter of a KvsAll step: a logged one is the mean over at least so many of its steps.
+# The value of the loss takes a quarter of a KvsAll step: a logged one is the mean over at least this many steps.
 LOSSES_PER_LOG = 8
 
 SCHEMES = ("kvsall", "1vsall", "negative_sampling")
@@ -98,7 +98,7 @@ def training_examples(kg: KnowledgeGraph, scheme: str = "kvsall", *, inverses: b
 
 
 def paper_arguments(output_dir: str, **options: Any) -> TrainingArguments:
-    """The paper's settings (Adam, learning rate 0.1, batches of 1024, 256 epochs), which `options` replace."""
+    """The paper's settings (Adam, learning rate 0.1, batches of 1024, 256 epochs), overridden by `options`."""
     defaults: dict[str, Any] = {
         "num_train_epochs": 256,
         "per_device_train_batch_size": 1024,
@@ -137,22 +137,24 @@ class KGETrainer(Trainer):
         if (model.config.num_entities, model.config.num_relations) != (kg.num_entities, kg.num_relations):
             raise ValueError(
                 f"The model has {model.config.num_entities} entities and {model.config.num_relations} relations, the "
-                f"graph {kg.num_entities} and {kg.num_relations}. Build the config from the graph's numbers."
+                f"graph {kg.num_entities} and {kg.num_relations}. Build the config with kg.config(…)."
             )
         if args.n_gpu > 1:
             raise ValueError(
-                f"One process is to use {args.n_gpu} GPUs. Start one each: accelerate launch --multi_gpu …"
+                f"One process would use {args.n_gpu} GPUs. Start one process per GPU: accelerate launch --multi_gpu …"
             )
         if args.accelerator_config.dispatch_batches:
-            raise ValueError("dispatch_batches cuts batches of triples wrongly. Leave it out of accelerator_config.")
+            raise ValueError(
+                "dispatch_batches splits batches of triples incorrectly. Remove it from accelerator_config."
+            )
         self._steps_since_log = 0
         examples = training_examples(kg, scheme, inverses=model.config.inverse_relations, negatives=negatives)
-        args.remove_unused_columns = False  # which would take a finished batch for a list of examples
+        args.remove_unused_columns = False  # it would treat a finished batch as a list of examples
         options = {"processing_class": kg.vocab, "eval_dataset": kg["validation"]} | options
         super().__init__(model, args, train_dataset=examples, data_collator=_as_it_is, **options)
 
     def training_step(self, model: Any, inputs: Batch, num_items_in_batch: Any = None) -> Tensor:
-        """A step as usual; where there are many between two logs, some measure the loss and the others repeat it."""
+        """A training step; if there are many between two logs, only some compute the loss and the others repeat it."""
         measured = self._steps_since_log % self._measure_every == 0
         self._steps_since_log += 1
         loss = super().training_step(model, {**inputs, "measured": measured}, num_items_in_batch)
@@ -188,7 +190,7 @@ class KGETrainer(Trainer):
         return metrics
 
     def _ranking_batch_size(self) -> int | None:
-        # The Trainer's default of 8 is meant for examples of another kind.
+        # The Trainer's default of 8 is meant for other kinds of examples.
         size = self.args.per_device_eval_batch_size
         return size if size != TrainingArguments.per_device_eval_batch_size else None
 
@@ -198,5 +200,5 @@ def _as_tensors(**arrays: np.ndarray) -> Batch:
 
 
 def _as_it_is(batch: Batch) -> Batch:
-    """The data set has made the batch already."""
+    """Returns the batch unchanged: the dataset has already collated it."""
     return batch

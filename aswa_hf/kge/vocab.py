@@ -1,4 +1,4 @@
-"""The labels of a knowledge graph: their ids, their files, and the nearest ones to a misspelt label."""
+"""The labels of a knowledge graph: their ids, their files, and suggestions for a misspelt label."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class KGVocab(FeatureExtractionMixin):
         return len(self.relations)
 
     def entity_id(self, label: str) -> int:
-        """The id of one entity; an unknown label is an error that names the nearest ones."""
+        """The id of an entity; raises ValueError with the nearest labels if it is unknown."""
         return self._entity_index.one(label)
 
     def relation_id(self, label: str) -> int:
-        """The id of one relation; an unknown label is an error that names the nearest ones."""
+        """The id of a relation; raises ValueError with the nearest labels if it is unknown."""
         return self._relation_index.one(label)
 
     def entity_ids(self, labels: Any) -> np.ndarray:
@@ -64,13 +64,13 @@ class KGVocab(FeatureExtractionMixin):
         return _Index(self.relations, "relation")
 
     def to_dict(self) -> dict[str, Any]:
-        """What preprocessor_config.json holds: the labels have files of their own."""
-        apart = {"entities", "relations", "_entity_index", "_relation_index"}
-        values = {key: value for key, value in vars(self).items() if key not in apart}
+        """The content of preprocessor_config.json; the labels are saved in separate files."""
+        separate = {"entities", "relations", "_entity_index", "_relation_index"}
+        values = {key: value for key, value in vars(self).items() if key not in separate}
         return values | {"feature_extractor_type": type(self).__name__}
 
     def to_json_file(self, json_file_path: str | os.PathLike[str]) -> None:
-        # Here and not after save_pretrained, which ends with the upload of what was written.
+        # Written here, and not after save_pretrained, which ends with the upload of the files.
         for what, file in FILES.items():
             text = json.dumps(getattr(self, what), ensure_ascii=False, indent=0)
             write_text(Path(json_file_path).parent / file, text + "\n")
@@ -86,7 +86,7 @@ class KGVocab(FeatureExtractionMixin):
 
 
 class _Index:
-    """From labels to positions, one by one or all at once."""
+    """Maps labels to positions, one at a time or many at once."""
 
     def __init__(self, labels: list[str], kind: str):
         self.labels, self.kind = labels, kind
@@ -101,7 +101,7 @@ class _Index:
 
     def one(self, label: str) -> int:
         if not isinstance(label, str):
-            raise TypeError(f"The label of a single {self.kind} is text, got {label!r}.")
+            raise TypeError(f"The label of a single {self.kind} must be text, got {label!r}.")
         if label not in self.positions:
             raise ValueError(self.unknown(label))
         return self.positions[label]
@@ -120,7 +120,7 @@ class _Index:
         return found.to_numpy().astype(np.int64)
 
     def unknown(self, label: str) -> str:
-        """What to say of a label that is not there; `New York` finds `new_york`."""
+        """The error message for an unknown label, with the nearest ones: `New York` finds `new_york`."""
         simple = {_simplify(known): known for known in reversed(self.labels)}
         nearest = [repr(simple[near]) for near in difflib.get_close_matches(_simplify(label), simple, n=3)]
         return f"Unknown {self.kind} {label!r}. " + (
@@ -138,11 +138,11 @@ def _distinct(labels: Iterable[str], what: str) -> list[str]:
     labels = list(labels)
     wrong = next((label for label in labels if not isinstance(label, str)), None)
     if wrong is not None or None in labels:
-        raise ValueError(f"The labels of {what} are text, got {wrong!r}.")
+        raise ValueError(f"The labels of {what} must be text, got {wrong!r}.")
     if len(set(labels)) < len(labels):
         seen: set[str] = set()
         twice = next(label for label in labels if label in seen or seen.add(label))  # type: ignore[func-returns-value]
-        raise ValueError(f"The labels of {what} are distinct, got {twice!r} twice.")
+        raise ValueError(f"The labels of {what} must be distinct, got {twice!r} twice.")
     return labels
 
 
@@ -157,10 +157,10 @@ def _read(source: str | os.PathLike[str], what: str, options: dict[str, Any]) ->
     try:
         labels = json.loads(Path(path).read_text(encoding="utf-8"))
         if not isinstance(labels, list):
-            raise ValueError(f"it holds a {type(labels).__name__}")
+            raise ValueError(f"it contains a {type(labels).__name__}")
         return _distinct(labels, what)
     except (UnicodeDecodeError, ValueError) as error:
         raise ValueError(
-            f"{path} is damaged: {error}. Expected a JSON list of distinct labels; save the vocabulary anew with "
+            f"{path} is damaged: {error}. Expected a JSON list of distinct labels; save the vocabulary again with "
             "load_kg(…).vocab.save_pretrained(folder)."
         ) from None

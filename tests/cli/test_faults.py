@@ -80,7 +80,7 @@ def test_mistyped_folders_are_told_apart_from_repositories(tmp_path, monkeypatch
 def test_a_model_that_is_no_link_predictor_is_named(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "timm_wrapper"}')
     said = refused("predict", tmp_path, "--head", "a", "--relation", "b")
-    assert "holds a model of type 'timm_wrapper', which is no link predictor" in said
+    assert "contains a model of type 'timm_wrapper', not a link predictor" in said
 
 
 def test_a_model_is_not_evaluated_on_a_graph_of_another_size():

@@ -93,7 +93,7 @@ def test_labels_that_training_does_not_show_are_kept_counted_and_reported(tmp_pa
 def test_repeated_triples_are_kept_and_reported_with_their_line(tmp_path):
     train = "a\tr\tb\n\nb\tr\ta\na\tr\tb\na\tr\tb\n"
     rows = [("a", "r", "b")]
-    with pytest.warns(UserWarning, match=r"train holds 2 repetitions .*train\.txt, line 4: \(a, r, b\)") as caught:
+    with pytest.warns(UserWarning, match=r"train contains 2 repetitions .*train\.txt, line 4: \(a, r, b\)") as caught:
         kg = load_kg(
             write_graph(tmp_path, {"train": rows, "valid": [("b", "r", "b")], "test": [("a", "r", "a")]}, train=train)
         )
@@ -159,7 +159,7 @@ def test_a_dataset_on_the_hub_is_asked_for_with_its_revision(tmp_path, monkeypat
     assert asked == {"name": "me/graph", "revision": "v2", "cache_dir": str(tmp_path)}
     assert kg.name == "me/graph"
     assert_holds(kg)
-    with pytest.raises(ValueError, match="me/half has the splits train, dev, and none for test"):
+    with pytest.raises(ValueError, match="me/half has the splits train, dev, but none for test"):
         load_kg("me/half")
 
 
@@ -167,14 +167,14 @@ def test_a_missing_split_is_named_with_what_is_there(tmp_path):
     write_graph(tmp_path)
     (tmp_path / "valid.txt").rename(tmp_path / "holdout.txt")
     with pytest.raises(
-        FileNotFoundError, match=r"no file of the validation split.*validation or valid or dev.*holdout"
+        FileNotFoundError, match=r"no file for the validation split.*validation or valid or dev.*holdout"
     ):
         load_kg(tmp_path)
 
 
 def test_two_files_of_one_split_are_refused(tmp_path):
     write_graph(write_graph(tmp_path), suffix=".csv", line="{},{},{}\n")
-    with pytest.raises(ValueError, match=r"several files of the train split: train\.csv, train\.txt\. Keep one"):
+    with pytest.raises(ValueError, match=r"several files for the train split: train\.csv, train\.txt\. Keep one"):
         load_kg(tmp_path)
 
 

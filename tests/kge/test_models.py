@@ -319,7 +319,7 @@ def test_saved_and_loaded_by_every_name(cls, options, tmp_path):
     assert isinstance(config, KGEConfig)
     assert config.scorer == cls.scorer
     wrong = ComplEx if cls is not ComplEx else DistMult
-    with pytest.raises(ValueError, match=f"scorer '{cls.scorer}', not of {wrong.__name__}"):
+    with pytest.raises(ValueError, match=f"{wrong.__name__} needs .* scorer '{wrong.scorer}', got '{cls.scorer}'"):
         wrong(config)
 
 

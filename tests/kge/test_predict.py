@@ -45,7 +45,7 @@ def test_several_questions_at_once_are_the_single_ones(predictor):
     apart = [predictor.predict(head=head, relation="r0", k=3) for head in ("e0", "e7")]
     assert together["tail"].tolist() == [*apart[0]["tail"], *apart[1]["tail"]]
     assert together["head"].tolist() == ["e0"] * 3 + ["e7"] * 3
-    with pytest.raises(ValueError, match=r"one length, got \[2, 3\]"):
+    with pytest.raises(ValueError, match=r"the same length, got \[2, 3\]"):
         predictor.predict(head=["e0", "e7"], relation=["r0", "r1", "r2"])
 
 
@@ -124,10 +124,10 @@ def test_what_cannot_be_asked(predictor):
     with pytest.raises(ValueError, match="Unknown relation 'R1'"):
         predictor.predict(head="e1", relation="R1")
     for question in ({"head": "e1"}, {"relation": "r1"}, {"head": "e1", "relation": "r1", "tail": "e2"}):
-        with pytest.raises(ValueError, match="Ask for tails with head= and relation="):
+        with pytest.raises(ValueError, match="Give head= and relation= to predict tails"):
             predictor.predict(**question)
     for k in (0, 2.5, "3", True):
-        with pytest.raises(ValueError, match=f"k must be a whole number, at least 1, got {k!r}"):
+        with pytest.raises(ValueError, match=f"k must be a whole number of at least 1, got {k!r}"):
             predictor.predict(head="e1", relation="r1", k=k)
         with pytest.raises(ValueError, match="k must be a whole number"):
             predictor.nearest("e1", k=k)

@@ -156,7 +156,7 @@ def test_n_triples_with_literals_blank_nodes_and_comments(tmp_path):
     ):
         load_kg(folder)
     (folder / "train.nt").write_text("# nothing\n")
-    with pytest.raises(ValueError, match="comments and nothing else"):
+    with pytest.raises(ValueError, match="contains only comments"):
         load_kg(folder)
 
 
@@ -172,8 +172,8 @@ def test_columns_without_text_or_values_are_refused(tmp_path):
         with pytest.raises(ValueError, match=message):
             load_kg(tmp_path)
 
-    refused(r"train\.parquet: the columns head, relation, tail must hold .* text", head=[1], relation=[2], tail=[3])
-    refused("has the columns a, b, of which 1 hold text. Expected columns named head", a=["x"], b=[1])
+    refused(r"train\.parquet: the columns head, relation, tail must contain .* text", head=[1], relation=[2], tail=[3])
+    refused("has the columns a, b, of which 1 contain text. Expected columns named head", a=["x"], b=[1])
     refused(r"train\.parquet, row 2 has no tail", head=["a", "b"], relation=["r", "r"], tail=["a", None])
     empty = pa.array([], type=pa.string())
     refused(r"train\.parquet is empty", head=empty, relation=empty, tail=empty)
@@ -199,7 +199,7 @@ def test_columns_without_text_or_values_are_refused(tmp_path):
         (".csv", "a,r,b\nb;r;c\n", r"line 2 is separated by semicolon where comma is expected"),
         (".txt", " a r b\n  \nb r\n", "line 3 has 2 fields separated by space"),
         (".csv", 'a,r,b\nb,"r,c\nc,r,a\n', "line 2 has 2 fields separated by comma"),
-        (".csv", "h,r,t\n\n", "has a header and nothing else"),
+        (".csv", "h,r,t\n\n", "contains only a header"),
         (".csv", "h,r,t,t\na,b,c,d\n", "line 1 names a column twice"),
         (".txt", "", "is empty"),
         (".nt", " \n\n", "is empty"),

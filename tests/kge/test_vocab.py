@@ -74,7 +74,7 @@ def test_a_vocabulary_survives_its_files(tmp_path):
     [
         (b'["a", "b"', "delimiter"),
         (b'["\xff"]', "utf-8"),
-        (b'{"a": 0}', "it holds a dict"),
+        (b'{"a": 0}', "it contains a dict"),
         (b'["a", "a"]', "'a' twice"),
         (b'["a", null]', "got None"),
         (b"", "Expecting value"),
@@ -83,7 +83,7 @@ def test_a_vocabulary_survives_its_files(tmp_path):
 def test_a_damaged_vocabulary_is_one_clear_error(tmp_path, content, message):
     KGVocab(["a"], ["r"]).save_pretrained(tmp_path)
     (tmp_path / "entities.json").write_bytes(content)
-    with pytest.raises(ValueError, match=rf"entities\.json is damaged: .*{message}.*save the vocabulary anew"):
+    with pytest.raises(ValueError, match=rf"entities\.json is damaged: .*{message}.*save the vocabulary again"):
         KGVocab.from_pretrained(tmp_path)
 
 

@@ -5,7 +5,7 @@ dual t-conorm ⊥, and ∃x is the maximum over x. A hop from a query with truth
 
     max over x in the beam of  ⊤(v(x), σ(⟨q(x, r), e_y⟩)),
 
-where the beam holds the entities with the greatest v. With all entities in the beam this is exhaustive search.
+where the beam contains the entities with the greatest v. With all entities in the beam this is exhaustive search.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from aswa_hf.kge.vocab import KGVocab
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
 
-# Rows scored at a time are no more than this: RESCAL and TuckER make a matrix for each.
+# The maximum number of rows scored at a time: RESCAL and TuckER build a matrix for each.
 MAX_ROWS = 2048
 DIVERGED = (
-    "The model has diverged: its weights, or the scores they give, are not finite numbers. Train it anew, with a "
-    "smaller learning rate."
+    "The model has diverged: its weights or scores are not finite numbers. Train it again with a smaller "
+    "learning rate."
 )
 
 
 class Step(NamedTuple):
-    """An atom on the way to an answer: `relation` leads from `source` to `target`, with this truth value."""
+    """An atom in the chain of an answer: `relation` leads from `source` to `target`, with this truth value."""
 
     source: str
     relation: str
@@ -66,10 +66,10 @@ def answer_query(
         predictor = LinkPredictor.from_pretrained("runs/countries")
         answer_query(predictor, "2p: france, neighbor, locatedin", k=3, chains=True)
 
-    `beam` is how many entities stand for a variable between two hops, `tnorm` one of "product", "min" and
-    "lukasiewicz", and `truth` how logits become truth values: "sigmoid", "minmax" or "softmax" over the candidates.
-    `chains` adds the steps that led to each answer: of a union those of the branch that says most for it.
-    `batch_size` bounds the memory: no more than so many rows of truth values for all entities are made at a time.
+    `beam` is the number of entities kept for a variable between two hops, `tnorm` one of "product", "min"
+    and "lukasiewicz", and `truth` how logits become truth values: "sigmoid", or "minmax" or "softmax" over the
+    candidates. `chains` adds the steps that lead to each answer: for a union, those of its most likely branch.
+    `batch_size` bounds the memory: at most this many rows of truth values for all entities are computed at a time.
     """
     import pandas as pd
 
@@ -89,7 +89,7 @@ def answer_query(
                 tree = search.tree(structure, ids[some])
                 every = search.odds(tree)
                 odds, answers = search.lowest(every, min(k, len(names)))
-                search.memory.give(every)
+                search.memory.release(every)
                 for row, score, answer in zip(rows[some], truth_of(odds).cpu(), answers.cpu(), strict=True):
                     columns = {"query": str(queries[row]), "answer": names[answer.numpy()], "score": score.numpy()}
                     columns["rank"] = np.arange(1, len(answer) + 1)
@@ -105,7 +105,7 @@ def answer_query(
 
 
 def by_structure(queries: Sequence[Query], vocab: KGVocab) -> Iterator[tuple[Structure, list[int], Tensor]]:
-    """Queries of one structure together: which they are, and a row of ids for each, its labels from left to right."""
+    """Groups queries by structure: yields it, the indices of its queries, and their labels as a row of ids each."""
     groups: dict[Structure, list[int]] = {}
     for row, query in enumerate(queries):
         groups.setdefault(query.structure, []).append(row)
@@ -128,11 +128,11 @@ class _Node:
     kind: str
     parts: list[_Node]
     ids: Tensor | None = None  # of entities or relations
-    beam: tuple[Tensor, Tensor] | None = None  # values and entities at the source of a hop, once it was searched
+    beam: tuple[Tensor, Tensor] | None = None  # values and entities at the source of a hop, set by the search
 
 
 class BeamSearch:
-    """The odds against all entities as answers to many queries of one structure at a time."""
+    """Computes the odds against all entities as answers to many queries of one structure at a time."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class BeamSearch:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Without dropout and gradients."""
+        """Disables dropout and gradients."""
         training = self.model.training
         self.model.eval()
         try:
@@ -174,11 +174,11 @@ class BeamSearch:
             self.model.train(training)
 
     def tree(self, structure: Structure, ids: Tensor) -> _Node:
-        """Queries of one structure, given by a row of ids each."""
+        """The tree of queries of one structure, given as a row of ids each."""
         return _tree(structure, iter(ids.to(self.entities.device).T))
 
     def odds(self, node: _Node) -> Tensor:
-        """The odds (B, |E|) against all entities as answers: 1/truth − 1. Who is done with them gives them back."""
+        """The odds (B, |E|) against all entities as answers: 1/truth − 1. The caller releases their memory."""
         if node.kind == "p":
             (source,) = node.parts
             if source.kind == "e":
@@ -186,25 +186,25 @@ class BeamSearch:
                 return self._atoms(heads.unsqueeze(1), node.ids).squeeze(1).clamp_(max=FALSE)  # type: ignore[arg-type]
             before = self.odds(source)
             node.beam = self.lowest(before, self.beam)
-            self.memory.give(before)
+            self.memory.release(before)
             return self._hop(*node.beam, node.ids)  # type: ignore[arg-type]
         combine = self.conjunction if node.kind == "i" else self.disjunction
         result = self.odds(node.parts[0])
         for part in node.parts[1:]:
             other = self.odds(part)
             result = combine(result, other).clamp_(max=FALSE)
-            self.memory.give(other)
+            self.memory.release(other)
         return result
 
     def lowest(self, odds: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The `k` lowest odds of each row and whose they are; a model whose scores overflow is refused."""
+        """The `k` lowest odds of each row and their entities; raises ValueError if scores overflow."""
         found = lowest(odds, k)
         if not found[0].isfinite().all():
             raise ValueError(DIVERGED)
         return found
 
     def chains(self, node: _Node, targets: list[int]) -> list[tuple[Tensor, list[tuple[int, int, int, Tensor]]]]:
-        """The odds against each target as an answer of the one query of a searched tree, and what led to it."""
+        """The odds against each target as an answer to the only query of a searched tree, and the steps to it."""
         if node.kind == "p":
             return self._hop_chains(node, targets)
         found = []
@@ -229,7 +229,7 @@ class BeamSearch:
         for some in heads.split(self.rows):
             block = self._atoms(some.unsqueeze(0), relation)
             blocks.append(block[0, :, targets].clamp_(max=FALSE))
-            self.memory.give(block)
+            self.memory.release(block)
         atoms = torch.cat(blocks)
         best = self.conjunction(atoms.clone(), values.unsqueeze(1)).argmin(0)
         chosen = heads[best].tolist()
@@ -241,7 +241,7 @@ class BeamSearch:
         return found
 
     def _hop(self, values: Tensor, sources: Tensor, relations: Tensor) -> Tensor:
-        """What the queries of a beam give each entity: the best over the beam, a block of rows at a time."""
+        """The odds against each entity after a hop: the lowest over the beam, a block of rows at a time."""
         queries, beam = sources.shape
         width = min(beam, self.rows)
         height = max(1, self.rows // width)
@@ -256,11 +256,11 @@ class BeamSearch:
                     torch.amin(found, dim=1, out=result[some])
                 else:
                     torch.minimum(result[some], found.amin(dim=1), out=result[some])
-                self.memory.give(atoms)
+                self.memory.release(atoms)
         return result.clamp_(max=FALSE)
 
     def _atoms(self, heads: Tensor, relations: Tensor) -> Tensor:
-        """The odds (B, b, |E|) against what relations (B,) lead to from heads (B, b)."""
+        """The odds (B, b, |E|) against the atoms from heads (B, b) along relations (B,) to all entities."""
         model, relations = self.model, relations.unsqueeze(1)
         out = self.memory.take(heads.numel())
         if model.config.inverse_relations or bool((relations < model.config.num_relations).all()):
@@ -273,22 +273,22 @@ class BeamSearch:
 
 
 class _Memory:
-    """Rows of |E| numbers that are used again: fresh memory costs about as much as what is done with it."""
+    """Reusable rows of |E| numbers: allocating memory would cost about as much as the computation in it."""
 
     def __init__(self, like: Tensor, rows: int):
         self.like, self.rows = like, rows
         self.free: list[Tensor] = []
-        self.lent: dict[int, Tensor] = {}
+        self.in_use: dict[int, Tensor] = {}
 
     def take(self, rows: int) -> Tensor:
         if rows > self.rows:
             return self.like.new_empty(rows, len(self.like))
         block = self.free.pop() if self.free else self.like.new_empty(self.rows, len(self.like))
-        self.lent[block.data_ptr()] = block
+        self.in_use[block.data_ptr()] = block
         return block[:rows]
 
-    def give(self, tensor: Tensor) -> None:
-        block = self.lent.pop(tensor.data_ptr(), None)
+    def release(self, tensor: Tensor) -> None:
+        block = self.in_use.pop(tensor.data_ptr(), None)
         if block is not None:
             self.free.append(block)
 
@@ -307,16 +307,16 @@ def _labelled(step: tuple[int, int, int, Tensor], vocab: KGVocab) -> Step:
 
 
 def check_count(name: str, value: Any) -> None:
-    """Refuses what is not a whole number of at least 1."""
+    """Raises ValueError unless the value is a whole number of at least 1."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} must be a whole number, at least 1, got {value!r}.")
+        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
 
 
 def checked_predictor(model: Any) -> LinkPredictor:
-    """A model that knows its labels."""
+    """Returns the model if it is a `LinkPredictor`; raises TypeError otherwise."""
     if not isinstance(model, LinkPredictor):
         raise TypeError(
-            f"Queries are asked with labels, which a LinkPredictor knows, got {type(model).__name__}. Build one with "
+            f"Queries consist of labels and need a LinkPredictor, got {type(model).__name__}. Build one with "
             "LinkPredictor(model, kg.vocab), or LinkPredictor.from_pretrained(folder)."
         )
     return model

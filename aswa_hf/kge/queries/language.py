@@ -1,14 +1,14 @@
 """Multi-hop queries as values and as text: which entities does a chain, an intersection or a union of hops reach?
 
-A query is a path: an entity and the relations to follow from it, each behind a comma. Paths are joined by & (and) and
-| (or, which binds less), and parentheses around them begin a new path. ^ follows a relation backwards.
+A query is a path: an entity and the relations to follow from it, each after a comma. Paths are joined by & (and) and
+| (or, which binds less tightly), and parentheses around them start a new path. ^ follows a relation backwards.
 
     france, neighbor, locatedin                       where the neighbours of France lie
-    france, neighbor & spain, neighbor                what borders on both
-    (france, neighbor | spain, neighbor), locatedin   where whatever borders on one of them lies
+    france, neighbor & spain, neighbor                what has a border with both
+    (france, neighbor | spain, neighbor), locatedin   where the neighbours of either lie
     europe, ^locatedin                                what lies in Europe
 
-The nine usual shapes also have names, which are followed by nothing but the labels, in the same order:
+The nine usual shapes also have names, which are followed only by the labels, in the same order:
 
     2p: france, neighbor, locatedin        2i: france, neighbor, spain, neighbor
 """
@@ -39,7 +39,7 @@ SHAPES: dict[str, Structure] = {
 }
 _NAMES = {structure: name for name, structure in SHAPES.items()}
 
-# Hops and parentheses in one text: far beyond any question, and far from the depth at which Python gives up.
+# The limit of hops and parentheses in one text: more than any real query has, and far below Python's recursion limit.
 MAX_HOPS = 100
 
 
@@ -52,7 +52,7 @@ class Query:
 
     @staticmethod
     def parse(text: str) -> Query:
-        """The query a text stands for; `str(query)` is its text again."""
+        """Parses the text of a query; the inverse of `str(query)`."""
         if not isinstance(text, str):
             raise TypeError(f"A query is text such as '2p: france, neighbor, locatedin', got {text!r}.")
         return _Parser(text).query()
@@ -88,7 +88,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Hop(Query):
-    """What `relation` leads to from an entity, given by its label, or from any answer of another query."""
+    """The entities that `relation` leads to, from an entity given by its label or from any answer of another query."""
 
     source: str | Query
     relation: str
@@ -122,13 +122,13 @@ class Hop(Query):
 
 @dataclass(frozen=True, init=False)
 class _Several(Query):
-    """Two queries or more, put together."""
+    """A combination of two or more queries."""
 
     parts: tuple[Query, ...]
 
     def __init__(self, *parts: Query):
         if len(parts) < 2 or not all(isinstance(part, Query) for part in parts):
-            raise TypeError(f"{type(self).__name__} takes two queries or more, got {parts!r}.")
+            raise TypeError(f"{type(self).__name__} takes two or more queries, got {parts!r}.")
         object.__setattr__(self, "parts", parts)
 
     @property
@@ -140,7 +140,7 @@ class _Several(Query):
             yield from part.labels()
 
     def _text(self) -> str:
-        # "&" binds more than "|"; the same sign once more would make one list of both.
+        # "&" binds more tightly than "|"; nested parts with the same sign would merge without parentheses.
         bare = Hop if isinstance(self, And) else (Hop, And)
         texts = (part._text() if isinstance(part, bare) else f"({part._text()})" for part in self.parts)
         return (" & " if isinstance(self, And) else " | ").join(texts)
@@ -150,11 +150,11 @@ class _Several(Query):
 
 
 class And(_Several):
-    """What all of some queries reach."""
+    """The entities that all of several queries reach."""
 
 
 class Or(_Several):
-    """What at least one of some queries reaches."""
+    """The entities that at least one of several queries reaches."""
 
 
 def build(structure: Structure, labels: Sequence[tuple[str, str]]) -> Query:
@@ -191,7 +191,7 @@ def _members(query: Query, kind: type[_Several]) -> tuple[Query, ...]:
     return query.parts if isinstance(query, kind) else (query,)
 
 
-# A shape's name, or what was meant to be one, at the beginning of a text.
+# The name of a shape, known or unknown, at the beginning of a text.
 _NAME = re.compile(r"\s*(\d*[pinu]+)\s*:")
 _SIGNS = ",&|()"
 _LABEL = re.compile(rf"[^{_SIGNS}]+")
@@ -199,7 +199,7 @@ _QUOTED = {quote: re.compile(rf"{quote}((?:[^{quote}\\]|\\.)*){quote}", re.DOTAL
 
 
 def _quoted(kind: str, label: str) -> str:
-    """A label as it stands in a text, in quotes if it could be taken for something else."""
+    """A label as it is written in a text, in quotes if it would be ambiguous without."""
     plain = label == label.strip() and label[:1] not in ("", "^", '"', "'")
     if not plain or _NAME.match(label) or any(sign in label for sign in _SIGNS):
         label = '"' + re.sub(r'(["\\])', r"\\\1", label) + '"'
@@ -207,7 +207,7 @@ def _quoted(kind: str, label: str) -> str:
 
 
 class _Parser:
-    """Reads a text from left to right; every error names the place where it stopped."""
+    """Parses a text from left to right; every error names the position where it stopped."""
 
     def __init__(self, text: str):
         self.text, self.at, self.hops = text, 0, 0
@@ -302,7 +302,7 @@ class _Parser:
     def expected(self, what: str) -> ValueError:
         self.skip()
         found = repr(self.text[self.at]) if self.at < len(self.text) else "the end"
-        quotes = f"; labels with one of {_SIGNS} stand in quotes" if found[1:2] in tuple(_SIGNS) else ""
+        quotes = f"; labels that contain one of {_SIGNS} need quotes" if found[1:2] in tuple(_SIGNS) else ""
         return self.error(f"expected {what}, found {found}{quotes}")
 
     def error(self, what: str, at: int | None = None) -> ValueError:

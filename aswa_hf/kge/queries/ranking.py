@@ -1,4 +1,4 @@
-"""How well a link predictor answers multi-hop queries: filtered MRR and Hits@k over their hard answers."""
+"""Evaluation of a link predictor on multi-hop queries: filtered MRR and Hits@k over their hard answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aswa_hf.kge.vocab import KGVocab
 
 OTHER = "other"
 AVERAGE = "average"
-# The lower the odds the better. A power of two keeps the sum over all entities finite, and rounds nothing above 1e-29.
+# Lower odds are better. A power of two keeps the sum over all entities finite, and is exact above 1e-29.
 ODDS_TO_SCORES = -(2.0**-30)
 
 
@@ -43,11 +43,11 @@ def evaluate_queries(
     predictor = checked_predictor(model)
     if not isinstance(queries, Dataset):
         raise TypeError(
-            f"Expected a Dataset, as generate_queries and load_queries give, got {type(queries).__name__}."
+            f"Expected a Dataset as returned by generate_queries or load_queries, got {type(queries).__name__}."
         )
     if missing := {"query", "easy", "hard"} - set(queries.column_names):
         raise ValueError(
-            f"Queries have the columns query, easy and hard; {', '.join(sorted(missing))} is missing among "
+            f"Queries need the columns query, easy and hard; {', '.join(sorted(missing))} is missing from "
             f"{', '.join(queries.column_names)}."
         )
     texts = list(queries["query"])
@@ -67,7 +67,7 @@ def evaluate_queries(
                 odds = search.odds(search.tree(structure, ids[first : first + search.rows]))
                 targets, offsets = hard.take(some)
                 ranks = _ranks(odds.mul_(ODDS_TO_SCORES), targets, offsets, *easy.beside(hard, some)).cpu().numpy()
-                search.memory.give(odds)
+                search.memory.release(odds)
                 if np.isnan(ranks).any():
                     raise ValueError(DIVERGED)
                 metrics = np.stack([1 / ranks, *(ranks <= k for k in ks)])
@@ -82,7 +82,7 @@ def evaluate_queries(
 
 @dataclass(frozen=True)
 class _Answers:
-    """The answers of all queries as ids one after the other, those of query i from `offsets[i]` on."""
+    """The concatenated ids of the answers of all queries; those of query i start at `offsets[i]`."""
 
     ids: np.ndarray
     offsets: np.ndarray
@@ -100,7 +100,7 @@ class _Answers:
         return np.concatenate(parts), np.concatenate([[0], np.cumsum([len(part) for part in parts])])
 
     def beside(self, other: _Answers, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """The answers of both, query by query."""
+        """The answers in both, query by query."""
         (mine, my_offsets), (its, its_offsets) = self.take(rows), other.take(rows)
         counts = np.diff(my_offsets), np.diff(its_offsets)
         owner = np.concatenate([np.repeat(np.arange(len(rows)), count) for count in counts])

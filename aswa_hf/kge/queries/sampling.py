@@ -1,7 +1,7 @@
 """Multi-hop queries with their answers: sampled from a graph by walks, and saved as Parquet or JSON.
 
 The answers that follow from the training triples alone are easy. Hard ones need at least one triple of validation or
-test: a link predictor has to see what is missing.
+test, which a link predictor has to predict.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from aswa_hf.kge.queries.language import Structure, build, label_kinds, shape_st
 FEATURES = Features(
     {"shape": Value("string"), "query": Value("string"), "easy": List(Value("string")), "hard": List(Value("string"))}
 )
-# Truth values of walks held at a time, one byte each.
+# Truth values of walks in memory at a time, one byte each.
 MEMBERS_AT_A_TIME = 1 << 24
 WALKS_AT_A_TIME = 1024
-# So many batches of walks in a row without a new query, and there are no more to be found.
+# The search ends after this many consecutive batches of walks without a new query.
 PATIENCE = 20
 
 
@@ -49,25 +49,26 @@ def generate_queries(
         Query.parse(queries[0]["query"])
 
     Every query begins with a triple outside `easy_splits`, drawn at random for one of its atoms, and a random walk
-    from there that fills in the others. It is kept if it has an answer in all splits together that `easy_splits` alone
-    do not give, at most `max_answers` in all, and no two branches alike. The same seed gives the same queries; where a
-    graph has fewer than `n`, those found are given, with a warning. With `easy_splits=("train", "validation")`, hard
-    answers are those that need test triples, the convention of other published query sets.
+    from there that fills in the others. It is kept if it has an answer in all splits together that it does not have in
+    `easy_splits`, at most `max_answers` answers in total, and no two equal branches. The same seed returns the same
+    queries; if a graph has fewer than `n`, those found are returned, with a warning. With
+    `easy_splits=("train", "validation")`, hard answers are those that need test triples, the convention of other
+    published query sets.
     """
     if not isinstance(kg, KnowledgeGraph):
-        raise TypeError(f"Expected a graph, as load_kg gives, got {kg!r}.")
+        raise TypeError(f"Expected a graph as returned by load_kg, got {kg!r}.")
     structure = shape_structure(shape)
     easy_splits = (easy_splits,) if isinstance(easy_splits, str) else easy_splits
     for name, value, least in (("n", n, 1), ("max_answers", max_answers, 1), ("seed", seed, 0)):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"{name} must be a whole number, at least {least}, got {value!r}.")
+            raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}.")
     if unknown := [split for split in easy_splits if split not in kg]:
-        raise ValueError(f"easy_splits names {unknown[0]!r}. The graph has the splits {', '.join(kg)}.")
+        raise ValueError(f"easy_splits contains {unknown[0]!r}. The graph has the splits {', '.join(kg)}.")
     graphs = _Graphs(kg, easy_splits)
     random = np.random.default_rng([seed, *shape.encode()])
     found: dict[Any, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
-    fruitless, walks = 0, 0
-    while len(found) < n and fruitless < PATIENCE and len(graphs.hidden):
+    failures, walks = 0, 0
+    while len(found) < n and failures < PATIENCE and len(graphs.hidden):
         before = len(found)
         rows = graphs.walks(structure, random, WALKS_AT_A_TIME)
         walks += WALKS_AT_A_TIME
@@ -75,7 +76,7 @@ def generate_queries(
             key = _canonical(structure, iter(row.tolist()))
             if key is not None and len(found) < n:
                 found.setdefault(key, (row, easy, hard))
-        fruitless = fruitless + 1 if len(found) == before else 0
+        failures = failures + 1 if len(found) == before else 0
     if not found:
         reason = f"{walks:,} walks found none" if walks else f"all its triples are in {' and '.join(easy_splits)}"
         raise ValueError(
@@ -87,7 +88,7 @@ def generate_queries(
 
 
 def save_queries(queries: Dataset, path: str | os.PathLike[str]) -> None:
-    """Writes queries to a .parquet file, or to a .json or .jsonl file with one query a line."""
+    """Writes queries to a .parquet file, or to a .json or .jsonl file with one query per line."""
     path = Path(path)
     kind = _format(path)
     with replacing(path) as temporary, _without_bars():
@@ -109,7 +110,7 @@ def load_queries(path: str | os.PathLike[str]) -> Dataset:
             return loaded.cast(Features({name: FEATURES.get(name, of) for name, of in loaded.features.items()}))
     except (datasets.exceptions.DatasetsError, pa.ArrowException, ValueError, TypeError, StopIteration) as error:
         raise ValueError(
-            f"{path} does not hold queries with the columns {', '.join(FEATURES)} as {kind} "
+            f"{path} does not contain queries with the columns {', '.join(FEATURES)} as {kind} "
             f"({error.__cause__ or error or 'it is empty'})."
         ) from error
 
@@ -128,12 +129,12 @@ def _without_bars() -> Iterator[None]:
 def _format(path: Path) -> str:
     kinds = {".parquet": "parquet", ".json": "json", ".jsonl": "json"}
     if path.suffix not in kinds:
-        raise ValueError(f"Queries are kept in files that end in {', '.join(kinds)}, got {path}.")
+        raise ValueError(f"The file name of queries must end in {', '.join(kinds)}, got {path}.")
     return kinds[path.suffix]
 
 
 class _Edges:
-    """The triples of a graph, to be walked along from their heads or their tails."""
+    """The triples of a graph, for walks from their heads or their tails."""
 
     def __init__(self, triples: np.ndarray, entities: int):
         self.by_head = triples[np.argsort(triples[:, 0], kind="stable")]
@@ -159,7 +160,7 @@ class _Edges:
 
 
 class _Graphs:
-    """A graph as walks and answers need it: all of it, its easy part, and the triples that are hidden from that."""
+    """A graph for walks and answers: all triples, the easy ones, and the hidden ones, which are all others."""
 
     def __init__(self, kg: KnowledgeGraph, easy_splits: Sequence[str]):
         self.entities, self.relations = kg.num_entities, kg.num_relations
@@ -174,7 +175,7 @@ class _Graphs:
         return (triples[:, 0] * self.relations + triples[:, 1]) * self.entities + triples[:, 2]
 
     def walks(self, structure: Structure, random: np.random.Generator, n: int) -> np.ndarray:
-        """Queries as rows of ids, with a hidden triple in each; fewer than `n` where walks came to a dead end."""
+        """Queries as rows of ids, with a hidden triple in each; fewer than `n` if walks reach a dead end."""
         atoms = label_kinds(structure).count("relation")
         rows = []
         for atom in range(atoms):
@@ -232,7 +233,7 @@ class _Graphs:
     def answered(
         self, structure: Structure, rows: np.ndarray, max_answers: int
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Those queries that have a hard answer and no more than `max_answers`, each with its easy and hard ones."""
+        """The queries that have a hard answer and at most `max_answers`, each with its easy and hard answers."""
         at_a_time = max(1, MEMBERS_AT_A_TIME // self.entities)
         for first in range(0, len(rows), at_a_time):
             some = rows[first : first + at_a_time]
@@ -244,7 +245,7 @@ class _Graphs:
 
 
 def members(structure: Structure, columns: Iterator[np.ndarray], graph: TailsByQuery, entities: int) -> np.ndarray:
-    """Which entities (B, |E|) are answers of queries in a graph, as it stands."""
+    """Which entities (B, |E|) are answers of queries according to the triples of a graph."""
     kind, *parts = structure
     if kind != "p":
         found = [members(part, columns, graph, entities) for part in parts]
@@ -266,7 +267,7 @@ def members(structure: Structure, columns: Iterator[np.ndarray], graph: TailsByQ
 
 
 def _canonical(structure: Structure, ids: Iterator[int]) -> Any:
-    """The same for queries that differ only in the order of their branches; None if two branches are alike."""
+    """A key that does not depend on the order of a query's branches; None if two branches are equal."""
     if structure == "e":
         return next(ids)
     parts = [_canonical(part, ids) for part in structure[1:]]

@@ -1,7 +1,7 @@
 """Truth values between 0 and 1 as the odds against them, and the logic of multi-hop queries on these.
 
-A truth value t is kept as the odds against it, w = 1/t − 1, which is e^−x for a logit x: in float32, truth values of
-logits beyond 17 would all be 1, and beams and ranks arbitrary. For odds u and v
+A truth value t is stored as the odds against it, w = 1/t − 1, which is e^−x for a logit x: in float32, truth values of
+logits beyond 17 would all be 1, and beams and ranks would be arbitrary. For odds u and v
 
     product      ⊤ = u + v + u·v              ⊥ = u·v / (1 + u + v)
     min          ⊤ = max(u, v)                ⊥ = min(u, v)
@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-# The odds against what is not true at all. Finite: what is not a number comes only from models that have diverged.
+# The odds against a truth value of 0. Finite: infinite odds and NaN come only from models that have diverged.
 FALSE = 1e37
 
 
@@ -29,7 +29,7 @@ def _sigmoid(negated: Tensor) -> Tensor:
 def _min_max(negated: Tensor) -> Tensor:
     best, worst = negated.aminmax(dim=1, keepdim=True)
     odds = (negated - best).div_(worst - negated)
-    # Where all candidates are alike, each is as true as false.
+    # If all candidates have the same score, each has the truth value 1/2.
     return negated.copy_(odds.masked_fill_(best == worst, 1))
 
 
@@ -38,17 +38,17 @@ def _softmax(negated: Tensor) -> Tensor:
     return negated.copy_((weights.sum(1, keepdim=True) - weights).div_(weights))
 
 
-# From the negated logits of all entities to the odds against them, in place; they may be infinite.
+# Convert the negated logits of all entities to the odds against them, in place; these may be infinite.
 TRUTHS: dict[str, Callable[[Tensor], Tensor]] = {"sigmoid": _sigmoid, "minmax": _min_max, "softmax": _softmax}
 
 
 def _product_and(u: Tensor, v: Tensor) -> Tensor:
-    # Few values for many odds are multiplied by 1 + v faster, and equally many without another matrix.
+    # A smaller v is broadcast faster as 1 + v; for equal shapes, addcmul_ needs no additional matrix.
     return (u.addcmul_(u, v) if u.shape == v.shape else u.mul_(1 + v)).add_(v)
 
 
 def _product_or(u: Tensor, v: Tensor) -> Tensor:
-    return u.mul_(v.div_((u + v).add_(1)))  # u·v might be too large
+    return u.mul_(v.div_((u + v).add_(1)))  # u·v might overflow
 
 
 def _lukasiewicz_and(u: Tensor, v: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ NORMS: dict[str, tuple[Norm, Norm]] = {
 
 
 def lowest(odds: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The `k` lowest odds of each row and where they are, as `topk` gives, in a fraction of its time.
+    """The `k` lowest odds of each row and their columns, like `topk`, in a fraction of its time.
 
     The columns are put into groups by their remainder: the lowest k odds are in the k groups with the lowest minima,
     and finding minima is fast.
@@ -80,17 +80,17 @@ def lowest(odds: Tensor, k: int) -> tuple[Tensor, Tensor]:
     groups = math.isqrt(total * k)
     if groups > total // 4:
         return odds.topk(k, largest=False)
-    whole = total // groups
-    minima = odds[:, : whole * groups].unflatten(1, (whole, groups)).amin(1)
-    rest = odds[:, whole * groups :]
+    full = total // groups
+    minima = odds[:, : full * groups].unflatten(1, (full, groups)).amin(1)
+    rest = odds[:, full * groups :]
     minima[:, : rest.shape[1]].clamp_(max=rest)
     columns = minima.topk(k, largest=False).indices.unsqueeze(2)
-    columns = (columns + groups * torch.arange(whole + 1, device=odds.device)).flatten(1)
+    columns = (columns + groups * torch.arange(full + 1, device=odds.device)).flatten(1)
     candidates = odds.gather(1, columns.clamp(max=total - 1)).masked_fill_(columns >= total, torch.inf)
     best = candidates.topk(k, largest=False)
     return best.values, columns.gather(1, best.indices)
 
 
 def truth_of(odds: Tensor) -> Tensor:
-    """The truth values of odds against them."""
+    """Converts odds to truth values."""
     return 1 / (1 + odds)

@@ -128,7 +128,7 @@ def test_queries_are_put_together_with_operators():
     a, b, c = Hop("a", "r"), Hop("b", "s"), Hop("c", "t")
     assert a & b & c == And(a, b, c)
     assert a | b & c == Or(a, And(b, c))
-    with pytest.raises(TypeError, match="two queries or more"):
+    with pytest.raises(TypeError, match="two or more queries"):
         And(a)
     with pytest.raises(TypeError, match="from an entity's label or a query"):
         Hop(3, "r")
@@ -144,7 +144,7 @@ def test_queries_are_put_together_with_operators():
         ("a,", 3, "expected a relation, found the end"),
         ("a, , b", 4, "expected a relation, found ','"),
         ("a, r & b", 9, "after the entity 'b', found the end"),
-        ("a, r b (c)", 8, r"found '\('; labels with one of ,&\|\(\) stand in quotes"),
+        ("a, r b (c)", 8, r"found '\('; labels that contain one of ,&\|\(\) need quotes"),
         ("(a, r", 6, r"'&', '\|' or '\)', found the end"),
         ("a, r)", 5, r"or the end, found '\)'"),
         ("^a, r", 1, "only relations are followed backwards"),
@@ -329,9 +329,9 @@ def test_dropout_plays_no_part_and_training_goes_on():
         ({"query": "2p: e0, r0"}, ValueError, "wrong at position 11"),
         ({"query": 7}, TypeError, "a query, or a list of queries, got 7"),
         ({"query": ["1p: e0, r0", 7]}, TypeError, "A query is text"),
-        ({"beam": 0}, ValueError, "beam must be a whole number, at least 1, got 0"),
-        ({"k": 0}, ValueError, "k must be a whole number, at least 1, got 0"),
-        ({"batch_size": -1}, ValueError, "batch_size must be a whole number, at least 1, got -1"),
+        ({"beam": 0}, ValueError, "beam must be a whole number of at least 1, got 0"),
+        ({"k": 0}, ValueError, "k must be a whole number of at least 1, got 0"),
+        ({"batch_size": -1}, ValueError, "batch_size must be a whole number of at least 1, got -1"),
         ({"tnorm": "sum"}, ValueError, "tnorm must be one of product, min, lukasiewicz, got 'sum'"),
         ({"tnorm": ["min"]}, ValueError, "tnorm must be one of product, min, lukasiewicz, got"),
         ({"truth": "logit"}, ValueError, "truth must be one of sigmoid, minmax, softmax, got 'logit'"),
@@ -344,11 +344,11 @@ def test_bad_input_is_one_clear_error(options, error, message):
 
 def test_what_cannot_answer_is_refused():
     predictor = build_predictor()
-    with pytest.raises(TypeError, match=r"LinkPredictor knows, got ComplEx. Build one with LinkPredictor\(model"):
+    with pytest.raises(TypeError, match=r"need a LinkPredictor, got ComplEx. Build one with LinkPredictor\(model"):
         answer_query(predictor.model, "1p: e0, r0")
     with torch.no_grad():
         predictor.model.relation_embeddings.weight[0, 0] = torch.nan
-    with pytest.raises(ValueError, match="has diverged: its weights, or the scores"):
+    with pytest.raises(ValueError, match="has diverged: its weights or scores"):
         answer_query(predictor, "1p: e0, r0")
 
 

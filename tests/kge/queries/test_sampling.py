@@ -126,13 +126,13 @@ def test_what_cannot_be_sampled_is_one_clear_error(kg, tmp_path):
     for options, message in (
         ({"shape": "4p"}, "Unknown shape '4p'. The shapes are 1p, 2p"),
         ({"shape": ["2p"]}, r"Unknown shape \['2p'\]"),
-        ({"n": 0}, "n must be a whole number, at least 1, got 0"),
-        ({"seed": -1}, "seed must be a whole number, at least 0, got -1"),
+        ({"n": 0}, "n must be a whole number of at least 1, got 0"),
+        ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
         ({"easy_splits": ("training",)}, "easy_splits names 'training'. The graph has the splits train, validation"),
     ):
         with pytest.raises(ValueError, match=message):
             generate_queries(kg, **({"shape": "1p"} | options))
-    with pytest.raises(TypeError, match="Expected a graph, as load_kg gives, got 'countries'"):
+    with pytest.raises(TypeError, match="Expected a graph as returned by load_kg, got 'countries'"):
         generate_queries("countries", "1p")
 
 
@@ -157,9 +157,9 @@ def test_files_that_hold_no_queries_are_refused(tmp_path):
         ("d.json", ""),
     ):
         (tmp_path / name).write_text(content)
-        with pytest.raises(ValueError, match=f"{name} does not hold queries with the columns"):
+        with pytest.raises(ValueError, match=f"{name} does not contain queries with the columns"):
             load_queries(tmp_path / name)
-    with pytest.raises(ValueError, match=r"files that end in .parquet, .json, .jsonl, got queries.csv"):
+    with pytest.raises(ValueError, match=r"must end in .parquet, .json, .jsonl, got queries.csv"):
         load_queries("queries.csv")
     with pytest.raises(FileNotFoundError, match="no file of queries"):
         load_queries(tmp_path / "none.json")
@@ -245,7 +245,7 @@ def test_a_query_of_no_named_shape_is_among_the_others(kg):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"query": "1p: e0, r0", "hard": ["e1"]}], "easy is missing among query, hard"),
+        ([{"query": "1p: e0, r0", "hard": ["e1"]}], "easy is missing from query, hard"),
         ([{"query": "1p: e0, r0", "easy": ["e1"], "hard": []}], "'1p: e0, r0' has no hard answer"),
         ([{"query": "1p: e0, r0", "easy": [], "hard": ["E 1"]}], "Unknown entity 'E 1'. Did you mean 'e1'"),
         ([{"query": "1p: e0", "easy": [], "hard": ["e1"]}], "wrong at position 7"),
@@ -265,7 +265,9 @@ def test_empty_sets_and_wrong_options_are_refused(kg):
         evaluate_queries(predictor, queries, beam=0)
     with pytest.raises(ValueError, match="every k of ks must be"):
         evaluate_queries(predictor, queries, ks=(0,))
-    with pytest.raises(TypeError, match="Expected a Dataset, as generate_queries and load_queries give, got list"):
+    with pytest.raises(
+        TypeError, match="Expected a Dataset as returned by generate_queries or load_queries, got list"
+    ):
         evaluate_queries(predictor, list(queries))
 
 
