@@ -1,4 +1,4 @@
-"""Whole training runs with all strategies beside them: what `aswa-hf train` and `aswa-hf reproduce` do."""
+"""Complete training runs with all strategies, as `aswa-hf train` and `aswa-hf reproduce` perform them."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""How the weights of a finished run are evaluated again, by the settings in its folder."""
+"""Evaluation of the weights of a finished run, with the settings in its folder."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from aswa_hf.kge import KGEModel
 
 SPLITS = ("validation", "test")
-# What decides which images a run has held out.
+# The settings that determine which images a run holds out.
 HELD_OUT = ("dataset", "val_ratio", "train_size", "seed", "image_size")
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How the checkpoints of a known kind of run are evaluated."""
+    """The evaluation of checkpoints of a known kind of run."""
 
     metric: str
     score: Callable[[Any], Any]
@@ -43,7 +43,7 @@ def find_evaluation(folders: Sequence[Path | None], dataset: str | None = None) 
         if dataset is None:
             return None
         if {_model_type(folder) for folder in folders} != {"kge"}:
-            raise ValueError("A dataset is all that is needed for link predictors only; give an evaluation instead.")
+            raise ValueError("A dataset alone is enough only for link predictors. Give an evaluation function.")
         return _link_prediction(folders[0], None, {}, dataset)
     settings = [read_object(run / SETTINGS) for run in runs]
     first = run_of(settings[0])
@@ -53,7 +53,7 @@ def find_evaluation(folders: Sequence[Path | None], dataset: str | None = None) 
                 raise ValueError(
                     f"{run} was trained with {name} {_identity(other.get(name))}, {runs[0]} with "
                     f"{_identity(settings[0].get(name))}: the data of one cannot evaluate the other. Give an "
-                    "evaluation of your own."
+                    "evaluation function instead."
                 )
     sizes = {split: size for split, size in settings[0]["dataset"].items() if isinstance(size, int)}
     source = dataset or first.dataset
@@ -63,7 +63,7 @@ def find_evaluation(folders: Sequence[Path | None], dataset: str | None = None) 
 
 
 def _identity(value: Any) -> Any:
-    """A setting without the place of the data, which may have been moved."""
+    """A setting without the location of the data, which may have been moved."""
     return {key: item for key, item in value.items() if key != "source"} if isinstance(value, Mapping) else value
 
 
@@ -81,7 +81,7 @@ def _model_type(folder: Path | None) -> Any:
 
 
 def _check_sizes(expected: Mapping[str, int], source: str, sizes: Mapping[str, int]) -> None:
-    """Raises for data that are not those of the run."""
+    """Raises ValueError if the data are not those of the run."""
     known = {split: expected.get(split, sizes[split]) for split in sizes}
     if known != dict(sizes):
         raise ValueError(
@@ -163,16 +163,16 @@ def _on_device(measure: Any, model: Any, split: str) -> dict[str, float]:
 def _classification(model: Any, loader: Any) -> dict[str, float]:
     import torch
 
-    right, loss, seen = 0.0, 0.0, 0
+    correct, loss, seen = 0.0, 0.0, 0
     device = next(model.parameters()).device
     with torch.no_grad():
         for batch in loader:
             labels = batch["labels"].to(device)
             logits = model(batch["pixel_values"].to(device)).logits.float()
-            right += float((logits.argmax(-1) == labels).sum())
+            correct += float((logits.argmax(-1) == labels).sum())
             loss += float(torch.nn.functional.cross_entropy(logits, labels, reduction="sum"))
             seen += len(labels)
-    return {"accuracy": right / seen, "loss": loss / seen}
+    return {"accuracy": correct / seen, "loss": loss / seen}
 
 
 def each_strategy(model: KGEModel, run: str | Path, names: Sequence[str]) -> Iterator[str]:
@@ -183,7 +183,7 @@ def each_strategy(model: KGEModel, run: str | Path, names: Sequence[str]) -> Ite
         keys = list(file.keys())
         known = dict.fromkeys(key.partition("/")[0] for key in keys)
         if missing := [name for name in names if name not in known]:
-            raise ValueError(f"The run has no weights of a strategy {missing[0]!r}. It has {', '.join(known)}.")
+            raise ValueError(f"The run has no weights of the strategy {missing[0]!r}. It has {', '.join(known)}.")
         for name in names:
             prefix = f"{name}/averaged/"
             model.load_state_dict(
@@ -193,9 +193,9 @@ def each_strategy(model: KGEModel, run: str | Path, names: Sequence[str]) -> Ite
 
 
 def strategy_weights(run: Path) -> Path:
-    """The file with the weights of a run's strategies: at its end, else at its last checkpoint."""
+    """The file with the weights of a run's strategies: at the end of the run, else at its last checkpoint."""
     places = [run, *([last] if (last := last_trainer_checkpoint(run)) else [])]
     for folder in places:
         if (folder / STATE_FOLDER / AVERAGE_FILE).is_file():
             return folder / STATE_FOLDER / AVERAGE_FILE
-    raise ValueError(f"--strategies needs a run folder that keeps the weights of its strategies, got {run}.")
+    raise ValueError(f"--strategies needs a run folder with the weights of its strategies, got {run}.")

@@ -92,14 +92,14 @@ def _train(run: ImageRun, folder: Path, resume: bool, callbacks: Sequence[Traine
     parts = ", ".join(f"{count:,} {split}" for split, count in sizes.items())
     size, classes = images["train"].size, images["train"].num_classes
     console.print(f"{run.dataset}: {parts} images, {classes} classes, {size}×{size} pixels")
-    console.print(f"{run.model} by recipe {run.recipe}: {recipe.summary()}")
+    console.print(f"{run.model} with recipe {run.recipe}: {recipe.summary()}")
 
     options: dict[str, Any] = {"seed": run.seed, "disable_tqdm": True, "save_strategy": "steps"}
     args = image_arguments(folder, recipe, precision=run.precision, save_total_limit=run.keep, **options)
     data = {"train_dataset": images["train"], "eval_dataset": images["validation"]}
     trainer = ImageTrainer(model, args, recipe, callbacks=list(callbacks), **data)
     if "swa" in factories:
-        # The epoch at which the learning rate is ready for it.
+        # The epoch at which the learning rate has reached SWA's.
         factories["swa"] = lambda model: SWA(model, start=recipe.swa_start - 1, bn_batches=run.bn_batches)
     callback = ASWACallback(
         trainer, metric=run.metric, strategies=factories, apply=run.strategies[0], bn_batches=run.bn_batches
@@ -126,12 +126,12 @@ def _train(run: ImageRun, folder: Path, resume: bool, callbacks: Sequence[Traine
     console.print(results_table(results, {"accuracy": ""}, "Accuracy (%)"))
     registered = "import aswa_hf.vision; " if run.model.endswith("_cifar") else ""
     code = f'{registered}timm.create_model("local-dir:{folder}", pretrained=True)'
-    console.print(f"Written to {folder}; loaded by: {code}", soft_wrap=True)
+    console.print(f"Written to {folder}; load it with: {code}", soft_wrap=True)
     return FinishedRun(folder, content, model, callback.strategies)
 
 
 def _resolved(run: ImageRun, images: ImageTensors) -> tuple[ImageRun, Recipe]:
-    """The run with all that was left open decided, and its recipe."""
+    """The run with a value for every setting that was left open, and its recipe."""
     name, recipe = find_recipe(run.recipe, run.model, images.num_classes)
     recipe = recipe.lasting(run.epochs or recipe.epochs).at_rate(recipe.lr if run.lr is None else run.lr)
     recipe = replace(
@@ -153,7 +153,7 @@ def _resolved(run: ImageRun, images: ImageTensors) -> tuple[ImageRun, Recipe]:
 
 
 def load_images(run: ImageRun) -> DatasetDict:
-    """The splits that a run is trained and evaluated on, also of the built-in digits."""
+    """The splits that a run is trained and evaluated on, including those of the built-in digits."""
     if run.dataset != "digits":
         return load_cifar(run.dataset, val_ratio=run.val_ratio, seed=run.seed, train_size=run.train_size)
     check_ratio(run.val_ratio)
@@ -163,7 +163,7 @@ def load_images(run: ImageRun) -> DatasetDict:
 
 
 def _build(name: str, images: ImageTensors) -> TimmForImageClassification:
-    """The model for the images, tried on one of them."""
+    """The model for the images; raises ValueError if it does not work on one of them."""
     model = timm_classifier(
         name, images.class_names, channels=images.channels, size=images.size, mean=images.mean, std=images.std
     )
@@ -179,9 +179,9 @@ def _build(name: str, images: ImageTensors) -> TimmForImageClassification:
 
 
 def _check_fge(recipe: Recipe, start: Path, checkpoint: Path | None) -> None:
-    """Refuses what would fail only when training is over."""
+    """Raises ValueError for settings of FGE that would fail only after training."""
     if recipe.epochs < 2:
-        raise ValueError("--fge sets out from a point within the run and needs --epochs 2 or more.")
+        raise ValueError("--fge starts from a point within the run and needs --epochs 2 or more.")
     if recipe.fge_cycle <= 0:
         raise ValueError(f"--fge-cycle must be a number of epochs above 0, got {recipe.fge_cycle}.")
     if recipe.fge_cycle > 2 * recipe.fge_epochs:
@@ -193,15 +193,16 @@ def _check_fge(recipe: Recipe, start: Path, checkpoint: Path | None) -> None:
         return
     if not start.exists():
         raise ValueError(
-            f"--fge: {start} is missing, because the run was begun without --fge and is past epoch "
-            f"{recipe.fge_epoch}. Go on without --fge, or start anew."
+            f"--fge: {start} is missing, because the run was started without --fge and is past epoch "
+            f"{recipe.fge_epoch}. Resume without --fge, or start a new run."
         )
     with safe_open(start, framework="pt") as file:
         epoch = (file.metadata() or {}).get("epoch")
     if epoch != str(recipe.fge_epoch):
         raise ValueError(
-            f"--fge: in a run of {recipe.epochs} epochs FGE sets out from epoch {recipe.fge_epoch}, which this run is "
-            f"past, and {start} is of epoch {epoch}. Go on without --fge, with other --epochs, or start anew."
+            f"--fge: in a run of {recipe.epochs} epochs FGE starts from epoch {recipe.fge_epoch}, which this run has "
+            f"passed, and {start} is from epoch {epoch}. Resume without --fge or with other --epochs, or start a new "
+            "run."
         )
 
 
@@ -235,7 +236,7 @@ def _fge(
 
 
 def _drop_other_fge(folder: Path, recipe: Recipe) -> None:
-    """Leaves checkpoints and snapshots only if they were made from these very weights with this very recipe."""
+    """Deletes checkpoints and snapshots that were made from other weights or with another recipe."""
     settings = asdict(recipe) | {"start": hashlib.sha256((folder / START).read_bytes()).hexdigest()}
     path = folder / SETTINGS
     if is_main_process() and not (path.exists() and read_object(path) == settings):

@@ -73,11 +73,11 @@ def _train(run: KGERun, folder: Path, resume: bool, callbacks: Sequence[TrainerC
         trainer, callback, checkpoint, lambda split: evaluate_link_prediction(model, kg, split), console
     )
     if is_main_process():
-        # A checkpoint has them as they were before its own epoch counted.
+        # Checkpoints contain the strategies before the decision of their own epoch.
         save_state(folder / STATE_FOLDER, callback.strategies)
     about = {"dim": run.dim, "triples": sizes, "example": link_example(model, kg)}
     content = write_results(folder, callback, results, seconds, **run.describe(folder), **about)
     console.print(results_table(results, METRICS, "Filtered ranking over heads and tails (%)"))
-    ask = f"aswa-hf predict {folder} --head … --relation …"
-    console.print(f"Written to {folder}; predict with: {ask}", soft_wrap=True)
+    command = f"aswa-hf predict {folder} --head … --relation …"
+    console.print(f"Written to {folder}; predict with: {command}", soft_wrap=True)
     return FinishedRun(folder, content, model, callback.strategies)

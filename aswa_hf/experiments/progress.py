@@ -1,4 +1,4 @@
-"""What a training run shows in the terminal."""
+"""The terminal output of a training run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLORS = {"init": "blue", "soft": "green", "hard": "yellow", "reject": "red"}
 
 
 def progress_bar(console: Console) -> Progress:
-    """A progress bar with the time left, which is gone in the end; nothing where the output is not a terminal."""
+    """A progress bar with the remaining time, removed at the end; disabled if the output is not a terminal."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
@@ -81,7 +81,7 @@ def decisions_shown(
 
 
 def decision_summary(strategy: Strategy) -> str:
-    """The decisions of a run in a sentence."""
+    """One sentence about the decisions of a run."""
     decisions = [decision.value for decision in strategy.trajectory.decisions]
     return (
         f"ASWA decided {len(decisions)} times: {decisions.count('soft')} soft, {decisions.count('hard')} hard, "

@@ -1,4 +1,4 @@
-"""What runs of both kinds have in common: one process to a folder, resuming, logging, results of all strategies."""
+"""Shared by both kinds of runs: the lock of the folder, resuming, logging, results of all strategies."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from aswa_hf.trajectory import encode_number
 
 SPLITS = ("validation", "test")
 
-# Checkpoints that follow each other within a second are distinguished by their numbers; the Trainer warns of each.
+# The Trainer warns about checkpoints that are written within a second; they are distinguished by their numbers.
 logging.getLogger("transformers.trainer_utils").addFilter(lambda record: "mtime" not in record.getMessage())
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run that has ended: its folder, what results.json holds, and the model with the shipped weights in it."""
+    """A finished run: its folder, the content of results.json, and the model with the saved weights."""
 
     folder: Path
     results: dict[str, Any]
@@ -54,18 +54,18 @@ class FinishedRun:
 
 
 def is_main_process() -> bool:
-    """Whether this is the process that prints and writes, of those that a launcher started."""
+    """Whether this process prints and writes files; of those that a launcher started, only one does."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def run_console() -> Console:
-    """The terminal, for the main process alone."""
+    """A console that prints only in the main process."""
     return Console(quiet=not is_main_process())
 
 
 @contextmanager
 def sole_run(output_dir: Path) -> Iterator[None]:
-    """Keeps other processes from starting a run in the same folder; the lock of a killed process is released."""
+    """Prevents other processes from starting a run in the same folder; the lock of a killed process is released."""
     if not is_main_process():
         yield
         return
@@ -81,13 +81,13 @@ def sole_run(output_dir: Path) -> Iterator[None]:
             yield
         finally:
             held.close()
-            if {entry.name for entry in output_dir.iterdir()} <= {LOCK_FILE}:  # a refused run leaves nothing behind
+            if {entry.name for entry in output_dir.iterdir()} <= {LOCK_FILE}:  # a refused run leaves no files
                 (output_dir / LOCK_FILE).unlink(missing_ok=True)
                 output_dir.rmdir()
 
 
 def checkpoint_to_resume(output_dir: Path, resume: bool) -> Path | None:
-    """The checkpoint to resume from, if asked for; raises if a run in the folder would be overwritten."""
+    """The checkpoint to resume from, or None; raises ValueError if a run in the folder would be overwritten."""
     last = last_trainer_checkpoint(output_dir)
     if resume and last is None:
         raise ValueError(f"--resume: there is no checkpoint in {output_dir}. Start the run without --resume.")
@@ -101,7 +101,7 @@ def keep_settings(
 ) -> None:
     """Writes the settings of a run to its folder; a resumed run must have the same ones."""
     started = int(os.environ.get("WORLD_SIZE", "1"))
-    if started != args.world_size:  # and all of them would write the same files
+    if started != args.world_size:  # all of them would write the same files
         raise ValueError(
             f"{started} processes were started, but each trains alone. On CPUs set ACCELERATE_USE_CPU=true, or start "
             "a single process."
@@ -141,7 +141,7 @@ def _check_settings(path: Path, run: TrainingRun, new: dict[str, Any], checkpoin
 
 
 def _compared(value: Any) -> Any:
-    """A setting without what may differ: data may have been moved."""
+    """A setting without the location of the data, which may have been moved."""
     if isinstance(value, Mapping):
         return {key: item for key, item in value.items() if key != "source"}
     return list(value) if isinstance(value, tuple) else value
@@ -152,14 +152,14 @@ def _shown(value: Any) -> str:
 
 
 def save_every_tenth(trainer: Trainer) -> None:
-    """About ten checkpoints a run, each at the end of an epoch: evaluating costs more than repeating a tenth."""
+    """Saves about ten checkpoints per run, each at the end of an epoch: a killed run repeats at most a tenth."""
     with preserved_rng():
         steps_per_epoch = len(trainer.get_train_dataloader())
     trainer.args.save_steps = steps_per_epoch * max(1, int(trainer.args.num_train_epochs) // 10)
 
 
 class LogFile(TrainerCallback):
-    """Everything the Trainer logs, one JSON object per line; a resumed run has each line once."""
+    """Writes everything the Trainer logs, one JSON object per line; a resumed run does not repeat lines."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -180,7 +180,7 @@ class LogFile(TrainerCallback):
 
 
 def _is_before(entry: dict[str, Any], step: int) -> bool:
-    return entry["step"] <= step and "train_runtime" not in entry  # the summary belongs to a training that had ended
+    return entry["step"] <= step and "train_runtime" not in entry  # the summary of a training that had finished
 
 
 def train_and_evaluate(
@@ -190,7 +190,7 @@ def train_and_evaluate(
     evaluate: Callable[[str], dict[str, float]],
     console: Console,
 ) -> tuple[dict[str, Any], dict[str, float]]:
-    """Trains, saves the model at the root of the run folder; returns each strategy's metrics, and the seconds."""
+    """Trains, saves the model to the run folder; returns the metrics of each strategy, and the seconds."""
     save_every_tenth(trainer)
     folder = Path(trainer.args.output_dir)
     callback.writes_history = False  # it is written once, with the results
@@ -210,16 +210,16 @@ def train_and_evaluate(
 
 
 def _check_weights(callback: ASWACallback, trainer: Trainer) -> None:
-    """Raises if the run has no usable weights to ship."""
-    shipped = str(callback.apply)
-    if callback.strategies[shipped].members == 0:
-        reason = why_empty(callback.strategies[shipped], callback.score.label, "the run had no decision point")
+    """Raises ValueError if the run has no usable weights to save."""
+    applied = str(callback.apply)
+    if callback.strategies[applied].members == 0:
+        reason = why_empty(callback.strategies[applied], callback.score.label, "the run had no decision point")
     elif not all(parameter.isfinite().all() for parameter in trainer.model.parameters()):
         reason = "they are not finite numbers"
     else:
         return
     raise ValueError(
-        f"Training ended without {shipped} weights to save: {reason}. Choose a smaller --lr, more --epochs or other "
+        f"Training ended without {applied} weights to save: {reason}. Choose a smaller --lr, more --epochs or other "
         "--strategies."
     )
 
@@ -227,7 +227,7 @@ def _check_weights(callback: ASWACallback, trainer: Trainer) -> None:
 def evaluate_strategies(
     strategies: Mapping[str, Strategy], evaluate: Callable[[str], dict[str, float]], console: Console
 ) -> dict[str, Any]:
-    """The metrics of each strategy's weights on the validation and the test split, if it has any weights."""
+    """The metrics of each strategy that has weights, on the validation and the test split."""
     results: dict[str, Any] = {}
     for name in [name for name, strategy in strategies.items() if strategy.members == 0]:
         console.print(f"{name} has taken no snapshot and is left out.")
@@ -247,15 +247,15 @@ def evaluate_strategies(
 def write_results(
     folder: Path, callback: ASWACallback, results: dict[str, Any], seconds: dict[str, float], **about: Any
 ) -> dict[str, Any]:
-    """Writes the trajectory file, its picture and results.json; returns what results.json holds.
+    """Writes the trajectory file, its picture and results.json; returns the content of results.json.
 
-    `about` describes the run: `model`, `dataset` and whatever else its card is to say.
+    `about` describes the run: `model`, `dataset`, and anything else for its card.
     """
     content: dict[str, Any] = encode_number(
         {**about, "strategies": results, "seconds": seconds, "versions": library_versions()}
     )
     if is_main_process():
-        # A card is made of the trajectory file alone: it holds everything about the run.
+        # A card is built from the trajectory file alone: it contains everything about the run.
         write_trajectory(
             folder,
             callback.strategies,

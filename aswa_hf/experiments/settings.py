@@ -1,6 +1,6 @@
 """`KGERun` and `ImageRun`: every setting of a training run, with its default, its limits and its help text.
 
-A class here is the one source for the Python call, the flags of `aswa-hf train`, settings.json, the command in a card
+A class here is the only source for the Python call, the flags of `aswa-hf train`, settings.json, the command in a card
 and the grid of `aswa-hf reproduce`. Nothing heavy is imported: the command line builds its flags from this module.
 """
 
@@ -26,7 +26,7 @@ R = TypeVar("R", bound="TrainingRun")
 
 
 class SettingError(ValueError):
-    """A setting outside its limits: its name, and what is wrong with it."""
+    """Raised for a setting outside its limits, with the name of the setting and the problem."""
 
     def __init__(self, name: str, problem: str):
         super().__init__(f"{name} {problem}")
@@ -35,7 +35,7 @@ class SettingError(ValueError):
 
 @dataclass(frozen=True)
 class Setting:
-    """What is known of a field of a run beside its default."""
+    """A field of a run: its type, default, help text and limits."""
 
     name: str
     kind: type
@@ -45,7 +45,7 @@ class Setting:
     least: float | None = None
     choices: tuple[str, ...] = ()
     only_on: bool = False
-    """Whether its flag can only switch it on."""
+    """Whether its flag can only turn it on."""
     fixed: bool = True
     """Whether a resumed run must have the same value."""
 
@@ -58,7 +58,7 @@ class Setting:
         return f"--{self.name.replace('_', '-')}"
 
     def check(self, value: Any) -> Any:
-        """The value as the run keeps it; raises `SettingError` for one outside the limits."""
+        """Returns the value as the run stores it; raises `SettingError` if it is outside the limits."""
         if value is None and self.optional:
             return None
         if self.kind is tuple:
@@ -79,7 +79,7 @@ class Setting:
             raise SettingError(self.name, f"must name at least one of {', '.join(self.choices)}, got {value!r}.")
         for place, name in enumerate(names):
             if name in names[:place]:
-                raise SettingError(self.name, f"names {name!r} twice.")
+                raise SettingError(self.name, f"contains {name!r} twice.")
             if name not in self.choices:
                 raise SettingError(self.name, unknown(name, self.choices))
         return names
@@ -89,18 +89,18 @@ class Setting:
         limits = [f"of at least {self.least:g}"] if self.least is not None else []
         return " ".join([kinds[self.kind], *limits, *(["or None"] if self.optional else [])])
 
-    def words(self, value: Any) -> list[str]:
-        """The words that give this value on the command line."""
+    def arguments(self, value: Any) -> list[str]:
+        """The arguments that set this value on the command line."""
         if isinstance(value, bool):
             return [self.flag if value else f"--no-{self.name.replace('_', '-')}"]
         return [self.flag, ",".join(value) if isinstance(value, tuple) else str(value)]
 
 
 def unknown(name: Any, known: Sequence[str]) -> str:
-    """Says that a name is not among the known ones, with the nearest of them."""
+    """The problem with an unknown name, with the nearest known one."""
     nearest = difflib.get_close_matches(str(name), known, n=1)
     hint = f"Did you mean {nearest[0]!r}? " if nearest else ""
-    return f"does not know {name!r}. {hint}Expected one of {', '.join(known)}."
+    return f"has the unknown value {name!r}. {hint}Expected one of {', '.join(known)}."
 
 
 def setting(help: str, default: Any = dataclasses.MISSING, **limits: Any) -> Any:
@@ -110,19 +110,21 @@ def setting(help: str, default: Any = dataclasses.MISSING, **limits: Any) -> Any
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
-    """What all runs have in common."""
+    """The settings that all runs have."""
 
     kind: ClassVar[str]
     task: ClassVar[str]
     metric: ClassVar[str]
 
-    dataset: str = setting("What to train on.")
-    model: str = setting("What to train.")
+    dataset: str = setting("The data to train on.")
+    model: str = setting("The model to train.")
     strategies: tuple[str, ...] = setting(
-        "Which to keep, the first to ship.", DEFAULT_STRATEGIES, choices=(*DEFAULT_STRATEGIES, "swa-all")
+        "Strategies to compare; the weights of the first are saved.",
+        DEFAULT_STRATEGIES,
+        choices=(*DEFAULT_STRATEGIES, "swa-all"),
     )
-    seed: int = setting("Seed of the weights and the batches.", 0, least=0)
-    keep: int = setting("Checkpoints to keep, one for each tenth of the run.", 1, least=1, fixed=False)
+    seed: int = setting("Seed for the weights and the batches.", 0, least=0)
+    keep: int = setting("Number of checkpoints to keep; one is written per tenth of the run.", 1, least=1, fixed=False)
 
     def __post_init__(self) -> None:
         for one in self.settings():
@@ -130,7 +132,7 @@ class TrainingRun:
 
     @classmethod
     def settings(cls) -> Iterator[Setting]:
-        """The fields with what is known of them, those of the kind of run before those that all have."""
+        """The fields of this kind of run, followed by those that all runs have."""
         hints = get_type_hints(cls)
         fields = {one.name: one for one in dataclasses.fields(cls)}
         for name in dict.fromkeys([*inspect.get_annotations(cls), *fields]):
@@ -142,7 +144,7 @@ class TrainingRun:
 
     @classmethod
     def from_settings(cls: type[R], content: Mapping[str, Any]) -> R:
-        """The run that a settings.json describes; what an older version did not know has its default."""
+        """The run that settings.json describes; settings that an older version did not write have their defaults."""
         names = {one.name for one in cls.settings()}
         given = {name: value for name, value in content.items() if name in names}
         dataset = content.get("dataset")
@@ -152,17 +154,17 @@ class TrainingRun:
 
     @property
     def dataset_name(self) -> str:
-        """The name of the dataset: of a folder the last part of its path."""
+        """The name of the dataset; for a folder, the last part of its path."""
         path = Path(self.dataset).expanduser()
         return path.resolve().name if path.is_dir() or path.is_absolute() else self.dataset
 
     @property
     def name(self) -> str:
-        """The name of the run's folder where none is given."""
+        """The default name of the run's folder."""
         return "-".join([self.dataset_name.lower().replace("/", "-"), self.model, str(self.seed)])
 
     def to_settings(self, sizes: Mapping[str, int], processes: int) -> dict[str, Any]:
-        """What settings.json holds: all that a resumed run must have in common with this one, and its epochs."""
+        """The content of settings.json: all settings that must not change when the run is resumed, and its epochs."""
         content = {one.name: getattr(self, one.name) for one in self.settings() if one.fixed or one.name == "epochs"}
         content = {name: list(value) if isinstance(value, tuple) else value for name, value in content.items()}
         path = Path(self.dataset).expanduser()
@@ -171,7 +173,7 @@ class TrainingRun:
         return content | {"dataset": dataset, "num_processes": processes}
 
     def describe(self, output_dir: str | Path) -> dict[str, Any]:
-        """What results.json and the card say about the run itself."""
+        """The description of the run in results.json and the card."""
         settings = self.to_settings({}, 1) | {"dataset": self.dataset_name}
         del settings["num_processes"]
         about = {"task": self.task, "dataset": self.dataset_name, "model": self.model, "seed": self.seed}
@@ -183,13 +185,13 @@ class TrainingRun:
         for one in self.settings():
             value = getattr(self, one.name)
             if value != one.default and value is not None:
-                words += one.words(value)
+                words += one.arguments(value)
         return shlex.join([*words, "--output-dir", str(output_dir)])
 
 
 @dataclass(frozen=True, kw_only=True)
 class KGERun(TrainingRun):
-    """A link predictor on a knowledge graph; the defaults are the paper's settings.
+    """Training of a link predictor on a knowledge graph; the defaults are the paper's settings.
 
     >>> train_kge(KGERun(dataset="countries", model="complex"))
     """
@@ -201,17 +203,17 @@ class KGERun(TrainingRun):
     dataset: str = setting("countries[-s1|-s2|-s3], a folder of triples, or a Hub dataset.")
     model: str = setting("distmult, complex, qmult, keci, rescal or tucker.", "complex", choices=SCORERS)
     dim: int = setting("Real numbers per entity.", 128, least=1)
-    epochs: int = setting("How long to train.", 256, least=1, fixed=False)
+    epochs: int = setting("Number of epochs.", 256, least=1, fixed=False)
     batch_size: int = setting("Queries (or triples) per step and process.", 1024, least=1)
     lr: float = setting("Learning rate of Adam.", 0.1, least=0)
     scheme: str = setting("kvsall, 1vsall or negative_sampling.", "kvsall", choices=SCHEMES)
-    p: int = setting("Keci: base vectors that square to +1.", 0, least=0)
-    q: int = setting("Keci: base vectors that square to −1.", 1, least=0)
+    p: int = setting("Keci: number of basis vectors that square to +1.", 0, least=0)
+    q: int = setting("Keci: number of basis vectors that square to −1.", 1, least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageRun(TrainingRun):
-    """A timm model on images. What is None follows from the recipe, the model or the dataset.
+    """Training of a timm model on images; None means the value of the recipe, the model or the dataset.
 
     >>> train_image(ImageRun(dataset="digits", epochs=20, val_ratio=0.3))
     """
@@ -221,22 +223,24 @@ class ImageRun(TrainingRun):
     metric: ClassVar[str] = "accuracy"
 
     dataset: str = setting("digits, a folder of parquet files or images, or a Hub dataset.")
-    model: str = setting("A timm model; also vgg16_bn_cifar, …", "preresnet20_cifar")
-    recipe: str | None = setting("vgg16, wrn28_10, … (the model's).", None)
-    epochs: int | None = setting("How long to train (as the recipe says).", None, least=1, fixed=False)
-    batch_size: int | None = setting("Images per step and process (recipe).", None, least=1)
-    lr: float | None = setting("First rate of SGD (recipe); SWA's and FGE's follow.", None, least=0)
-    fge: bool = setting("Fast Geometric Ensembling too.", False, only_on=True, fixed=False)
-    fge_cycle: float | None = setting("Epochs between FGE's snapshots (recipe).", None, least=0, fixed=False)
-    image_size: int | None = setting("Resize images (to the model's size).", None, least=8)
-    augment: bool | None = setting("Random crops and flips (but for digits).", None)
-    val_ratio: float = setting("The part of the training images kept for validation.", 0.05)
-    train_size: int | None = setting("Train on so many images, stratified.", None, least=1)
-    bn_batches: int | None = setting("Batches to recalibrate BatchNorm on (all).", None, least=1)
+    model: str = setting("A timm model, or vgg16_bn_cifar, … of this package.", "preresnet20_cifar")
+    recipe: str | None = setting("Hyperparameters: vgg16, wrn28_10, … (default: the model's).", None)
+    epochs: int | None = setting("Number of epochs (default: the recipe's).", None, least=1, fixed=False)
+    batch_size: int | None = setting("Images per step and process (default: the recipe's).", None, least=1)
+    lr: float | None = setting("Initial learning rate (default: the recipe's); scales SWA's and FGE's.", None, least=0)
+    fge: bool = setting("Also run Fast Geometric Ensembling.", False, only_on=True, fixed=False)
+    fge_cycle: float | None = setting(
+        "Epochs between FGE snapshots (default: the recipe's).", None, least=0, fixed=False
+    )
+    image_size: int | None = setting("Resize images to this size (default: the model's).", None, least=8)
+    augment: bool | None = setting("Random crops and flips (default: on, except for digits).", None)
+    val_ratio: float = setting("Fraction of the training images used for validation.", 0.05)
+    train_size: int | None = setting("Number of training images, stratified by class (default: all).", None, least=1)
+    bn_batches: int | None = setting("Batches to recalibrate BatchNorm on (default: all).", None, least=1)
     precision: str = setting("auto, fp32, bf16 or fp16.", "auto", choices=PRECISIONS)
-    seed: int = setting("Seed of the split, the weights and the batches.", 0, least=0)
+    seed: int = setting("Seed for the split, the weights and the batches.", 0, least=0)
 
 
 def run_of(content: Mapping[str, Any]) -> KGERun | ImageRun:
-    """The run that a settings.json describes, of either kind."""
+    """The run of either kind that settings.json describes."""
     return (ImageRun if "recipe" in content else KGERun).from_settings(content)

@@ -95,7 +95,7 @@ def test_a_link_predictor_is_trained_evaluated_asked_and_resumed(run_here, tmp_p
     assert answers[0]["score"] >= answers[1]["score"] >= answers[2]["score"]
 
     status, _, errors = run_here(*train, "--epochs", "20")
-    assert (status, "run holds a run already" in errors) == (1, True)
+    assert (status, "run already holds a run" in errors) == (1, True)
     status, _, errors = run_here(*train, "--epochs", "24", "--lr", "0.2", "--dim", "8", "--seed", "1", "--resume")
     assert (status, "--dim was 16, is 8; --lr was 0.1, is 0.2; --seed was 0, is 1." in errors) == (1, True)
     status, _, errors = run_here(*train, "--epochs", "19", "--resume")
@@ -106,7 +106,7 @@ def test_a_link_predictor_is_trained_evaluated_asked_and_resumed(run_here, tmp_p
     assert len(trajectories["aswa"]) == 24
     (folder / "settings.json").unlink()
     status, _, errors = run_here(*train, "--epochs", "24", "--resume")
-    assert (status, "settings.json is missing" in errors, "older version" in errors) == (1, True, True)
+    assert (status, "settings.json is missing, so the settings of the run are unknown" in errors) == (1, True)
 
 
 def strict(text):
@@ -215,7 +215,7 @@ def test_fge_of_a_prolonged_run_sets_out_from_its_own_point(run_here, tmp_path):
     assert (prolonged["strategies"]["fge"]["members"], longer["fge"]["members"]) == (3, 1)
     # A run of five epochs would have had to keep the weights after the fourth.
     status, _, errors = run_here(*command, "--epochs", "5", "--resume", "--output-dir", "a")
-    assert (status, "sets out from epoch 4, which this run is past" in errors) == (1, True)
+    assert (status, "starts from epoch 4, which this run has passed" in errors) == (1, True)
 
 
 def test_an_image_classifier_is_trained_tested_with_every_strategy_and_loaded_by_both_libraries(run_here, tmp_path):
@@ -272,7 +272,7 @@ def test_an_image_classifier_is_trained_tested_with_every_strategy_and_loaded_by
     assert json.loads((folder / "results.json").read_text())["strategies"] == results["strategies"]
     (folder / "fge" / "start.safetensors").unlink()
     status, _, errors = run_here(*command, "--epochs", "5", "--resume")
-    assert (status, "the run was begun without --fge and is past epoch 4" in errors) == (1, True)
+    assert (status, "the run was started without --fge and is past epoch 4" in errors) == (1, True)
 
 
 def test_digits_are_drawn_by_class_and_tested_on_the_same_images_whatever_is_left_for_training():
@@ -328,7 +328,7 @@ def test_a_killed_image_run_is_resumed_bit_identically(tmp_path):
         ("train image --dataset digits --output-dir i --recipe cake", "Unknown recipe 'cake'. Known are vgg16"),
         (
             "train image --dataset digits --output-dir i --strategies aswa,best,first",
-            "does not know 'first'",
+            "has the unknown value 'first'",
         ),
         ("train image --dataset digits --output-dir i --val-ratio 1.5", "1.5"),
         ("train image --dataset nowhere --output-dir i", "nowhere"),
@@ -336,10 +336,10 @@ def test_a_killed_image_run_is_resumed_bit_identically(tmp_path):
         ("train image --dataset digits --output-dir i --epochs 5 --fge --fge-cycle 3", "the last 1 of 5 epochs"),
         ("train image --dataset digits --output-dir i --epochs 5 --fge --fge-cycle 0", "above 0, got 0.0"),
         ("train image --dataset digits --output-dir i --train-size 5000", "train_size is 5000. Expected at least 10"),
-        ("train image --dataset digits --output-dir i --precision int4", "--precision does not know 'int4'"),
+        ("train image --dataset digits --output-dir i --precision int4", "--precision has the unknown value 'int4'"),
         ("train image --dataset digits --output-dir i --resume", "no checkpoint in i"),
         ("train kge --dataset nowhere --output-dir a", "nowhere"),
-        ("train kge --dataset countries --model transe --output-dir b", "--model does not know 'transe'"),
+        ("train kge --dataset countries --model transe --output-dir b", "--model has the unknown value 'transe'"),
         ("train kge --dataset countries --output-dir c --resume", "no checkpoint in c"),
         ("predict nothing --head france --relation locatedin", "nothing"),
     ],
