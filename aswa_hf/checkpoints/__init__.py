@@ -1,4 +1,4 @@
-"""Averages of checkpoints that already exist, on disk or on the Hub."""
+"""Averages of existing checkpoints, on disk or on the Hub."""
 
 from aswa_hf.checkpoints.average import Progress, average_checkpoints
 from aswa_hf.checkpoints.result import AveragedCheckpoints

@@ -1,4 +1,4 @@
-"""`average_checkpoints`: from what exists already to one set of weights."""
+"""`average_checkpoints`: one set of weights from existing checkpoints."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.batchnorm import Batches
 from aswa_hf.checkpoints import rules
-from aswa_hf.checkpoints.evaluation import Evaluate, Judge, load_model, statistics_of
+from aswa_hf.checkpoints.evaluation import Evaluate, Evaluator, load_model, statistics_of
 from aswa_hf.checkpoints.result import AveragedCheckpoints, finish, refuse_used, scratch_folder
-from aswa_hf.checkpoints.rules import JUDGED, RULES, Ensemble, written
+from aswa_hf.checkpoints.rules import BY_VALIDATION, RULES, Ensemble, written
 from aswa_hf.checkpoints.sources import Paths, find_checkpoints
 from aswa_hf.checkpoints.tensors import Checkpoint
 from aswa_hf.experiments.evaluation import Evaluation, find_evaluation
 from aswa_hf.strategies import BATCHNORM_POLICIES
 
 Progress = Callable[[str, int, int], None]
-"""Told what is done next, how many steps are done, and how many there are."""
+"""Called with a description of the next step, the number of finished steps, and their total."""
 
 
 def average_checkpoints(
@@ -49,12 +49,12 @@ def average_checkpoints(
     >>> average_checkpoints("me/model", evaluate, "greedy", revisions=["step-100", "step-200", "main"])
 
     `checkpoints` is a folder with `checkpoint-N`, a list of checkpoint folders or safetensors files, or a Hub
-    repository (`"me/model@v1,v2"`). `strategy` is "aswa", "greedy" or "best", which ask `evaluate`, or "swa" (from
+    repository (`"me/model@v1,v2"`). `strategy` is "aswa", "greedy" or "best", which call `evaluate`, or "swa" (from
     `start` on: a number of checkpoints or a fraction), "ema" (`decay`), "uniform" or "last", which do not need it.
 
-    `evaluate(model)` gives the validation score of a model: a transformers model on the CPU, in evaluation mode, if
-    the checkpoints have a config that names one, otherwise the state dict. `load(folder)` replaces this. For the runs
-    of `aswa-hf train` it need not be given; `dataset` says where their data are, if they have been moved.
+    `evaluate(model)` returns the validation score of a model: a transformers model on the CPU, in evaluation mode, if
+    the checkpoints have a config that names one, otherwise the state dict. `load(folder)` replaces this. Runs of
+    `aswa-hf train` do not need `evaluate`; `dataset` is the location of their data, if they have been moved.
 
     BatchNorm statistics of averaged weights are recomputed on `train_batches` (at most `bn_batches` of them), if they
     are given or known, else averaged, with a warning; `batchnorm` ("recalibrate", "average", "copy") decides.
@@ -62,8 +62,8 @@ def average_checkpoints(
     strategy = _checked(strategy, decay, batchnorm, evaluate)
     if output is not None:
         refuse_used(Path(output))
-    say = _Steps(progress)
-    found = find_checkpoints(checkpoints, revisions, report=say)
+    steps = _Steps(progress)
+    found = find_checkpoints(checkpoints, revisions, report=steps)
     if strategy == "swa":
         rules.first_included(start, len(found))
     known = _known_evaluation(found, strategy, dataset) if evaluate is None else None
@@ -72,24 +72,24 @@ def average_checkpoints(
         bn_batches = known.bn_batches if bn_batches is None else bn_batches
     batchnorm = _batchnorm(found[0], strategy, batchnorm, train_batches)
     batches = train_batches if batchnorm == "recalibrate" else None
-    judge = Judge(evaluate, _loading(load), batches, bn_batches, say.evaluating)
-    judged = strategy in JUDGED
+    evaluator = Evaluator(evaluate, _loading(load), batches, bn_batches, steps.evaluating)
+    by_validation = strategy in BY_VALIDATION
     look_aheads = len(found) - 1 if strategy in ("aswa", "greedy") else 0
-    say.total = len(found) + look_aheads if judged else int(evaluate is not None)
+    steps.total = len(found) + look_aheads if by_validation else int(evaluate is not None)
     metric = metric or (known.metric if known else getattr(evaluate, "__name__", "score").strip("<>"))
     with scratch_folder(output) as scratch:
         copied = rules.unaveraged(found[0], batchnorm)
-        ensemble = Ensemble(found, judge, scratch, copied, greater_is_better)
+        ensemble = Ensemble(found, evaluator, scratch, copied, greater_is_better)
         _choose(ensemble, strategy, hard_updates=hard_updates, start=start, decay=decay)
-        if not judged:
-            ensemble = _judge_fixed(ensemble)
+        if not by_validation:
+            ensemble = _evaluate_fixed(ensemble)
         results: dict[str, dict[str, float]] = {}
         mean = ensemble.mean()
         if output is not None or known is not None:
             final = written(mean, scratch / "result")
             if known is not None:
-                say("evaluating the result on all splits")
-                results = judge.metrics(final, known.report)
+                steps("evaluating the result on all splits")
+                results = evaluator.metrics(final, known.report)
         total = sum(ensemble.weights)
         shares = {i: weight / total for i, weight in zip(ensemble.members, ensemble.weights, strict=True)}
         result = AveragedCheckpoints(
@@ -99,7 +99,7 @@ def average_checkpoints(
             trajectory=ensemble.trajectory,
             score=ensemble.score,
             metric=metric,
-            evaluations=judge.evaluations,
+            evaluations=evaluator.evaluations,
             folder=None if output is None else Path(output),
             results=results,
             mean=mean,
@@ -123,33 +123,33 @@ def _checked(strategy: str, decay: float, batchnorm: str | None, evaluate: Any) 
 
 
 def _known_evaluation(found: Sequence[Checkpoint], strategy: str, dataset: str | None) -> Evaluation | None:
-    """How the checkpoints are judged, if they are those of a run of this package."""
+    """The evaluation of the checkpoints, if they belong to a run of `aswa-hf train` or a dataset is given."""
     try:
         known = find_evaluation([checkpoint.folder for checkpoint in found], dataset)
     except (ValueError, OSError) as error:
-        if strategy in JUDGED or dataset is not None:
+        if strategy in BY_VALIDATION or dataset is not None:
             raise
         warn_caller(f"The result is not evaluated: {error}")
         return None
-    if known is None and strategy in JUDGED:
+    if known is None and strategy in BY_VALIDATION:
         raise ValueError(
-            f"The strategy {strategy!r} asks for validation scores: give an evaluation, which is a function of the "
-            "model that returns its score. Only for runs of `aswa-hf train` is it found without."
+            f"The strategy {strategy!r} needs validation scores: give an evaluation function, which returns the score "
+            "of a model. Only runs of `aswa-hf train` do not need one."
         )
     return known
 
 
 def _batchnorm(checkpoint: Checkpoint, strategy: str, batchnorm: str | None, batches: Batches | None) -> str:
-    """What becomes of BatchNorm statistics; averaged ones are wrong, and it is said if nothing better can be done."""
+    """The policy for BatchNorm statistics; warns if they can only be averaged, which is inaccurate."""
     if not statistics_of(checkpoint) or strategy in ("best", "last"):
         return "copy"
     if batchnorm == "recalibrate" and batches is None:
         raise ValueError("batchnorm='recalibrate' needs train_batches to recompute the statistics on.")
     if batchnorm is None and batches is None:
         warn_caller(
-            "The model has BatchNorm layers, whose statistics belong to the weights before them. Without training "
+            "The model has BatchNorm layers, whose statistics depend on the weights before them. Without training "
             "batches they are averaged too, and averaged weights look worse than they are: pass train_batches= to "
-            "recompute them, or batchnorm='average' if this is meant."
+            "recompute them, or batchnorm='average' if this is intended."
         )
         return "average"
     return batchnorm or "recalibrate"
@@ -176,23 +176,23 @@ def _choose(ensemble: Ensemble, strategy: str, *, hard_updates: bool, start: int
         )
 
 
-def _judge_fixed(ensemble: Ensemble) -> Ensemble:
-    """Statistics and score of an average whose weights were known before; they go into its last record."""
-    judge = ensemble.judge
+def _evaluate_fixed(ensemble: Ensemble) -> Ensemble:
+    """Adds the statistics and the score of an average whose weights follow from the order."""
+    evaluator = ensemble.evaluator
     averaged = len(ensemble.members) > 1
-    if judge.evaluate is None and not (averaged and judge.batches is not None):
+    if evaluator.evaluate is None and not (averaged and evaluator.batches is not None):
         return ensemble
     candidate = written(ensemble.mean(), ensemble.scratch / "look-ahead")
-    if judge.evaluate is None:
-        ensemble.statistics = judge.statistics(candidate)
+    if evaluator.evaluate is None:
+        ensemble.statistics = evaluator.statistics(candidate)
     else:
-        ensemble.score, ensemble.statistics = judge.score(candidate, averaged=averaged)
+        ensemble.score, ensemble.statistics = evaluator.score(candidate, averaged=averaged)
         ensemble.trajectory[-1] = replace(ensemble.trajectory[-1], score=ensemble.score)
     return ensemble
 
 
 class _Steps:
-    """Counts what is done for the one who watches."""
+    """Counts the evaluations and reports them to `progress`."""
 
     def __init__(self, progress: Progress | None):
         self.progress = progress

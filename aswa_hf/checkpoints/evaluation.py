@@ -1,4 +1,4 @@
-"""Scores of checkpoints: loaded one at a time, their BatchNorm statistics recomputed where weights were averaged."""
+"""Scores of checkpoints, loaded one at a time; BatchNorm statistics of averaged weights are recomputed."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _loader(config: Mapping[str, Any]) -> Any:
 
 
 @dataclass
-class Judge:
+class Evaluator:
     """Loads and scores checkpoints, and counts the evaluations; with `batches`, BatchNorm is recalibrated on them."""
 
     evaluate: Evaluate | None
@@ -73,19 +73,19 @@ class Judge:
     evaluations: int = field(default=0, init=False)
 
     def score(self, checkpoint: Checkpoint, *, averaged: bool = False) -> tuple[float, dict[str, Tensor]]:
-        """The score of a checkpoint, and the BatchNorm statistics it was judged with, if they are new."""
+        """The score of a checkpoint, and the BatchNorm statistics it was evaluated with, if they are new."""
         if self.evaluate is None:
-            raise ValueError("There is no evaluation.")
+            raise ValueError("There is no evaluation function.")
         self.report(f"evaluating {checkpoint.name}")
         evaluate = self.evaluate
 
-        def judged(model: Any) -> tuple[float, dict[str, Tensor]]:
+        def scored(model: Any) -> tuple[float, dict[str, Tensor]]:
             statistics = self._recalibrated(model, checkpoint) if averaged else {}
-            with preserved_rng(), _blamed(checkpoint):
+            with preserved_rng(), _located_errors(checkpoint):
                 value = evaluate(model)
             return _number(value, checkpoint), statistics
 
-        found = self._with_model(checkpoint, judged)
+        found = self._with_model(checkpoint, scored)
         self.evaluations += 1
         return found
 
@@ -94,28 +94,28 @@ class Judge:
         return self._with_model(checkpoint, lambda model: self._recalibrated(model, checkpoint))
 
     def metrics(self, checkpoint: Checkpoint, measure: Callable[[Any], Result]) -> Result:
-        """What `measure` says of the model of a checkpoint."""
+        """The result of `measure` for the model of a checkpoint."""
         return self._with_model(checkpoint, measure)
 
     def _with_model(self, checkpoint: Checkpoint, use: Callable[[Any], Result]) -> Result:
         loaded = [self.load(checkpoint)]
-        still_there = weakref.ref(loaded[0]) if isinstance(loaded[0], nn.Module) else lambda: None
+        reference = weakref.ref(loaded[0]) if isinstance(loaded[0], nn.Module) else lambda: None
         try:
             return use(loaded.pop())
         finally:
             # A model in a cycle of references would stay in memory beside the next one.
-            if still_there() is not None:
+            if reference() is not None:
                 gc.collect()
 
     def _recalibrated(self, model: Any, checkpoint: Checkpoint) -> dict[str, Tensor]:
-        """New statistics in the model, and a copy of them under the names of the checkpoint's files."""
+        """Recalibrates the model; returns copies of its statistics under their names in the checkpoint."""
         names = statistics_of(checkpoint)
         if self.batches is None or not names:
             return {}
         if not isinstance(model, nn.Module):
             raise ValueError(
-                f"BatchNorm statistics are recomputed with a model, but the checkpoints were loaded as "
-                f"{type(model).__name__}. Pass load=, which gives the model of a checkpoint, or batchnorm='average'."
+                f"BatchNorm statistics can only be recomputed with a model, but the checkpoints were loaded as "
+                f"{type(model).__name__}. Pass load=, which returns the model of a checkpoint, or batchnorm='average'."
             )
         Recalibration(model, self.batches, limit=self.bn_batches)()
         buffers = persistent_buffers(model)
@@ -148,8 +148,8 @@ def _number(value: Any, checkpoint: Checkpoint) -> float:
 
 
 @contextmanager
-def _blamed(checkpoint: Checkpoint) -> Any:
-    """An error of the user's function says where it arose and with which checkpoint."""
+def _located_errors(checkpoint: Checkpoint) -> Any:
+    """Adds the checkpoint and the line to an error of the user's function."""
     try:
         yield
     except Exception as error:

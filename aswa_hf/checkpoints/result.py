@@ -1,4 +1,4 @@
-"""What comes of averaging, and the folder it is written to: whole, or not there."""
+"""The result of averaging, and its folder, which is created atomically."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from aswa_hf.trajectory import Trajectory, encode_number, save_trajectories
 
 @dataclass(frozen=True)
 class AveragedCheckpoints:
-    """What came of averaging: the weights (`state_dict()`, `folder`), and how they were chosen."""
+    """The result of averaging: the weights (`state_dict()`, `folder`), and how they were chosen."""
 
     strategy: str
     checkpoints: list[str]
-    """The names of the checkpoints in the order they were looked at: that of `trajectory` and `alphas`."""
+    """The names of the checkpoints in the order of `trajectory` and `alphas`."""
     alphas: list[float]
     trajectory: Trajectory
     score: float | None
@@ -60,17 +60,17 @@ class AveragedCheckpoints:
 
 
 def refuse_used(output: Path) -> None:
-    """An error if there is something already where the result is to be."""
+    """Raises ValueError unless the folder for the result is new or empty."""
     if output.is_dir() and not any(output.iterdir()):
         return
     if output.exists() or output.is_symlink():
-        raise ValueError(f"{output} exists already and is not an empty folder. Choose another one for the result.")
+        raise ValueError(f"{output} already exists and is not an empty folder. Choose another one for the result.")
 
 
 def finish(
     result: AveragedCheckpoints, temporary: Path, output: Path, greater_is_better: bool, known: Evaluation | None
 ) -> None:
-    """Puts the finished folder in its place, with the trajectory beside the weights."""
+    """Writes the trajectory to the finished folder and moves it to `output` atomically."""
     run: dict[str, Any] = {"versions": library_versions()}
     if known is not None:
         run |= known.about | {"strategies": {result.strategy: result.results}}
@@ -93,7 +93,7 @@ def finish(
 
 @contextmanager
 def scratch_folder(output: str | os.PathLike[str] | None) -> Iterator[Path]:
-    """A folder for what is in the making, on the disk of the result, that is gone in the end."""
+    """A temporary folder on the same disk as the result."""
     if output is None:
         with tempfile.TemporaryDirectory(prefix="aswa-") as folder:
             yield Path(folder)

@@ -1,4 +1,4 @@
-"""Which checkpoints go into the average, with which weights: one function for each strategy."""
+"""The checkpoints that are averaged and their weights: one function for each strategy."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from pathlib import Path
 from torch import Tensor
 
 from aswa_hf import policy
-from aswa_hf.checkpoints.evaluation import Judge, statistics_of
+from aswa_hf.checkpoints.evaluation import Evaluator, statistics_of
 from aswa_hf.checkpoints.sources import companions
 from aswa_hf.checkpoints.tensors import Checkpoint, WeightedMean, read_checkpoint
 from aswa_hf.trajectory import Decision, Record, Trajectory
 
-JUDGED = ("aswa", "greedy", "best")
-FIXED = ("swa", "ema", "uniform", "last")
-RULES = (*JUDGED, *FIXED)
+BY_VALIDATION = ("aswa", "greedy", "best")
+BY_ORDER = ("swa", "ema", "uniform", "last")
+RULES = (*BY_VALIDATION, *BY_ORDER)
 
 
 @dataclass
 class Ensemble:
     """The checkpoints that are in the average, and the decisions that led there.
 
-    The sum of the members, in float64, is kept in a file of `scratch`: a look-ahead reads two checkpoints, however
+    The sum of the members, in float64, is kept in a file in `scratch`: a look-ahead reads two checkpoints, however
     many members there are.
     """
 
     checkpoints: Sequence[Checkpoint]
-    judge: Judge
+    evaluator: Evaluator
     scratch: Path
     copied: frozenset[str] = frozenset()
     greater_is_better: bool = True
@@ -38,24 +38,24 @@ class Ensemble:
     statistics: dict[str, Tensor] = field(default_factory=dict)
     trajectory: Trajectory = field(default_factory=Trajectory)
     order: list[int] = field(default_factory=list)
-    """Which checkpoint each record of the trajectory is about."""
+    """The index of the checkpoint of each record of the trajectory."""
     _sum: Checkpoint | None = None
 
     def mean(self) -> WeightedMean:
-        """The average itself."""
+        """The average of the members."""
         parts = [(self.checkpoints[i], weight) for i, weight in zip(self.members, self.weights, strict=True)]
         return WeightedMean(parts, sum(self.weights), self.copied, self.statistics)
 
     def own_score(self, index: int) -> float:
-        """The score of a checkpoint as it is."""
-        return self.judge.score(self.checkpoints[index])[0]
+        """The score of a single checkpoint."""
+        return self.evaluator.score(self.checkpoints[index])[0]
 
     def lookahead(self, index: int) -> tuple[float, Callable[[], None]]:
-        """The score of the average with one more checkpoint, and what takes it in."""
+        """The score of the average with one more checkpoint, and a function that adds it."""
         new = self.checkpoints[index]
         parts = [(self._sum or self.checkpoints[self.members[0]], 1.0), (new, 1.0)]
         candidate = WeightedMean(parts, float(len(self.members) + 1), self.copied)
-        score, statistics = self.judge.score(written(candidate, self.scratch / "look-ahead"), averaged=True)
+        score, statistics = self.evaluator.score(written(candidate, self.scratch / "look-ahead"), averaged=True)
 
         def accept() -> None:
             total = self.scratch / f"sum-{len(self.members) + 1}"
@@ -70,7 +70,7 @@ class Ensemble:
         return score, accept
 
     def restart(self, index: int, score: float | None) -> None:
-        """Only this checkpoint is in the average."""
+        """Makes this checkpoint the only member."""
         if self._sum is not None:
             _remove(self._sum)
         self.members, self.weights, self._sum = [index], [1.0], None
@@ -95,7 +95,7 @@ class Ensemble:
         )
 
     def decide(self, running: float | None, lookahead: float | None, hard_updates: bool = True) -> Decision:
-        """What the rule of ASWA says."""
+        """The decision by the rule of ASWA."""
         rule = {"hard_updates": hard_updates, "greater_is_better": self.greater_is_better}
         return Decision(policy.decide(len(self.members), self.score, running, lookahead, **rule))
 
@@ -124,7 +124,7 @@ def choose_best(ensemble: Ensemble) -> None:
 
 
 def choose_greedily(ensemble: Ensemble) -> None:
-    """A greedy soup: from the best checkpoint to the worst, each is taken unless the average gets worse."""
+    """A greedy soup: from the best checkpoint to the worst, each is included unless the average gets worse."""
     own = [ensemble.own_score(index) for index in range(len(ensemble.checkpoints))]
     sign = -1 if ensemble.greater_is_better else 1
     usable = [policy.is_usable(score) for score in own]
@@ -143,7 +143,7 @@ def choose_greedily(ensemble: Ensemble) -> None:
 
 
 def choose_by_order(ensemble: Ensemble, strategy: str, *, start: int | float = 0, decay: float = 0.7) -> None:
-    """Weights that follow from the order alone: all the same from `start` on, the last one, or falling into the past.
+    """Weights that follow from the order alone: equal from `start` on, only the last, or decaying with age.
 
     EMA is Θ_A := decay · Θ_A + (1 − decay) · Θ, from the first checkpoint on.
     """
@@ -165,7 +165,7 @@ def first_included(start: int | float, total: int) -> int:
     """The first checkpoint of SWA, given by its number or as a fraction of them all."""
     if isinstance(start, bool) or start < 0 or (isinstance(start, float) and start >= 1):
         raise ValueError(f"start must be a number of checkpoints (0, 1, 2, …) or a fraction in [0, 1), got {start}.")
-    # 0.29 · 100 is 28.999…: the last bits must not move the start.
+    # 0.29 · 100 is 28.999…: rounding must not move the start.
     first = int(start * total + 1e-9) if isinstance(start, float) else start
     if first >= total:
         raise ValueError(f"start={start} leaves none of {total} checkpoints to average.")
@@ -173,7 +173,7 @@ def first_included(start: int | float, total: int) -> int:
 
 
 def written(mean: WeightedMean, folder: Path) -> Checkpoint:
-    """An average as a checkpoint folder, with the files that make it loadable."""
+    """Writes an average as a checkpoint folder, with the files that make it loadable."""
     mean.write(_emptied(folder))
     last = mean.last
     if last.folder is not None:

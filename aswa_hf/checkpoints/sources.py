@@ -1,4 +1,4 @@
-"""Which checkpoints are meant: a Trainer's output folder, folders or files by name, revisions of a Hub repository."""
+"""Finds checkpoints: in a Trainer's output folder, as folders or files, in revisions of a Hub repository."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aswa_hf._utils.files import read_object, refuse_mistyped
-from aswa_hf.checkpoints.tensors import WHOLE_WEIGHTS, Checkpoint, check_same_tensors, read_checkpoint
+from aswa_hf.checkpoints.tensors import UNSHARDED, Checkpoint, check_same_tensors, read_checkpoint
 from aswa_hf.run_folder import (
     ADAPTER_CONFIG,
     CARD,
@@ -26,9 +26,9 @@ from aswa_hf.run_folder import (
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-# Other formats of the same weights, which a repository may hold too.
+# Other formats of the same weights, which a repository may also contain.
 UNREAD = (*PICKLES, ".h5", ".msgpack", ".onnx", ".gguf", ".ot", ".tflite", ".npz")
-# What tells of one checkpoint or one run alone, and not of their average.
+# Files about a single checkpoint or run, which do not describe the average.
 OF_ONE_CHECKPOINT = (TRAINER_STATE, TRAJECTORY, RESULTS, SETTINGS, "all_results.json",
     "train_results.json", "eval_results.json", CARD)  # fmt: skip
 _REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -37,7 +37,7 @@ _REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 def find_checkpoints(
     given: Paths, revisions: Sequence[str] | None = None, *, report: Callable[[str], None] = lambda text: None
 ) -> list[Checkpoint]:
-    """The checkpoints in the order they are given or were written in, all whole and of one model."""
+    """The checkpoints in the order they were given or written, all complete and of one model."""
     paths = [given] if isinstance(given, (str, os.PathLike)) else list(given)
     if not paths:
         raise ValueError("There are no checkpoints to average. Give a folder, several of them, or a Hub repository.")
@@ -51,8 +51,8 @@ def find_checkpoints(
         found = [checkpoint for path in paths for checkpoint in _of_several(path, report)]
     if len(found) < 2:
         raise ValueError(
-            f"There is only one checkpoint in {paths[0]}, {found[0].name}: nothing to average it with. Keep more of "
-            "them while training (save_total_limit), or give several."
+            f"There is only one checkpoint in {paths[0]}, {found[0].name}: there is nothing to average it with. "
+            "Keep more of them while training (save_total_limit), or give several."
         )
     check_same_tensors(found)
     return found
@@ -67,7 +67,7 @@ def _of_one(path: str | os.PathLike[str], report: Callable[[str], None]) -> list
 
 
 def _of_several(path: str | os.PathLike[str], report: Callable[[str], None]) -> list[Checkpoint]:
-    """What one of several paths stands for: mostly one checkpoint."""
+    """The checkpoints at one of several paths: usually one."""
     local = Path(path).expanduser()
     if local.is_file():
         return [_of_file(local)]
@@ -86,20 +86,20 @@ def _of_several(path: str | os.PathLike[str], report: Callable[[str], None]) -> 
 
 
 def _of_run(folder: Path) -> list[Checkpoint]:
-    """The checkpoint-N of a folder by their numbers; none may be half-written."""
+    """The checkpoint-N of a folder in the order of N; raises ValueError if one is incomplete."""
     ordered = checkpoints(folder)
-    whole = [path for path in ordered if (path / TRAINER_STATE).is_file()]
-    # Where the Trainer wrote some of them, its state is what it writes last.
-    if whole and (unfinished := next((path for path in ordered if path not in whole), None)):
+    complete = [path for path in ordered if (path / TRAINER_STATE).is_file()]
+    # Checkpoints of other programs have no state of the Trainer, which the Trainer writes last.
+    if complete and (unfinished := next((path for path in ordered if path not in complete), None)):
         raise ValueError(
-            f"{unfinished} is half-written: it has no {TRAINER_STATE}, which the Trainer writes last. Remove it, or "
+            f"{unfinished} is incomplete: it has no {TRAINER_STATE}, which the Trainer writes last. Remove it, or "
             "give the checkpoints to average one by one."
         )
     return [_of_folder(path) for path in ordered]
 
 
 def _of_folder(folder: Path, name: str | None = None) -> Checkpoint:
-    """The checkpoint in a folder, which may be in shards."""
+    """The checkpoint in a folder, which may be sharded."""
     files, index = _weights(folder)
     if not files:
         raise ValueError(_no_weights(folder, [path.name for path in folder.iterdir()]))
@@ -111,7 +111,7 @@ def _of_folder(folder: Path, name: str | None = None) -> Checkpoint:
     if index is not None:
         for tensor, file in read_object(index)["weight_map"].items():
             if tensor not in checkpoint.tensors or checkpoint.tensors[tensor].file.name != file:
-                raise ValueError(f"{folder / file} has no tensor {tensor!r}, which {index} says it has.")
+                raise ValueError(f"{folder / file} has no tensor {tensor!r}, which {index} lists.")
     return checkpoint
 
 
@@ -119,22 +119,22 @@ def _of_file(path: Path) -> Checkpoint:
     if path.suffix in PICKLES:
         raise ValueError(_pickle(str(path)))
     if path.suffix != ".safetensors":
-        raise ValueError(f"{path} is no checkpoint. Expected a .safetensors file or a folder with one.")
-    if path.name in WHOLE_WEIGHTS and any((path.parent / name).is_file() for name in (CONFIG, ADAPTER_CONFIG)):
+        raise ValueError(f"{path} is not a checkpoint. Expected a .safetensors file or a folder with one.")
+    if path.name in UNSHARDED and any((path.parent / name).is_file() for name in (CONFIG, ADAPTER_CONFIG)):
         return _of_folder(path.parent)
     return read_checkpoint(path.stem, [path])
 
 
 def _weights(folder: Path) -> tuple[list[Path], Path | None]:
     """The files with the weights of a folder, and their index if they are shards."""
-    for name in WHOLE_WEIGHTS:
+    for name in UNSHARDED:
         if (folder / name).is_file():
             return [folder / name], None
     indices = sorted(folder.glob("*.safetensors.index.json"))
     if indices:
         shards = [folder / name for name in sorted(set(read_object(indices[0]).get("weight_map", {}).values()))]
         if missing := next((shard for shard in shards if not shard.is_file()), None):
-            raise ValueError(f"{missing} is missing, which {indices[0]} names. Copy or download it again.")
+            raise ValueError(f"{missing} is missing, which {indices[0]} lists. Copy or download it again.")
         return shards, indices[0]
     single = sorted(folder.glob("*.safetensors"))
     return (single, None) if len(single) == 1 else ([], None)
@@ -147,7 +147,7 @@ def _no_weights(place: Any, names: Sequence[str]) -> str:
         return _pickle(f"{place}/{pickle}")
     if pickle := next((name for name in sorted(names) if name.endswith((".pt", ".pth", ".ckpt"))), None):
         return _pickle(f"{place}/{pickle}")
-    return f"{place} holds no checkpoint: there is neither a {WEIGHTS} in it nor a checkpoint-N with one."
+    return f"{place} contains no checkpoint: it has neither a {WEIGHTS} nor a checkpoint-N with one."
 
 
 def _pickle(path: str) -> str:
@@ -160,8 +160,8 @@ def _pickle(path: str) -> str:
 def _refuse_quantized(folder: Path) -> None:
     if (folder / CONFIG).is_file() and read_object(folder / CONFIG).get("quantization_config"):
         raise ValueError(
-            f"{folder} holds a quantized model, whose integers cannot be averaged. Average the weights it was made "
-            "of, and quantize the result."
+            f"{folder} contains a quantized model, whose integers cannot be averaged. Average the original weights, "
+            "and quantize the result."
         )
 
 

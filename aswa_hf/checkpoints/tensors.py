@@ -1,8 +1,8 @@
-"""Checkpoints on disk, piece by piece: what the headers of their safetensors files say, and weighted sums of several.
+"""Checkpoints on disk, read in pieces: the headers of their safetensors files, and weighted sums of checkpoints.
 
-A header names every tensor of a file with its dtype, shape and place, so that checkpoints are compared, and damaged
+A header lists every tensor of a file with its dtype, shape and offsets, so that checkpoints are compared, and damaged
 files found, before any weight is read. Sums are taken in float64 in small pieces: averaging any number of
-checkpoints of any size needs next to no memory.
+checkpoints of any size needs very little memory.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-WHOLE_WEIGHTS = (WEIGHTS, ADAPTER_WEIGHTS)
-PIECE = 1 << 15  # elements: they stay in the cache, and torch does not wait for other threads to add so few
-LONGEST_HEADER = 100 << 20  # bytes, as the format says
+UNSHARDED = (WEIGHTS, ADAPTER_WEIGHTS)
+PIECE = 1 << 15  # elements: few enough for the cache, and for torch to add them in a single thread
+LONGEST_HEADER = 100 << 20  # bytes, the limit of the format
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What a tensor is, and where in a file."""
+    """A tensor in a file: its dtype, shape and position."""
 
     file: Path
     dtype: str
@@ -66,7 +66,7 @@ class Entry:
                 while len(view):
                     done = file.readinto(view)
                     if not done:
-                        raise ValueError(f"{self.file} has become shorter while it was read.")
+                        raise ValueError(f"{self.file} became shorter while it was read.")
                     view = view[done:]
         return buffer
 
@@ -85,8 +85,8 @@ class Checkpoint:
     metadata: dict[Path, dict[str, str]] = field(default_factory=dict, repr=False)
 
     def name_of(self, file: Path) -> str:
-        """What one of the files is called in a folder that transformers loads."""
-        return file.name if self.folder is not None or file.name in WHOLE_WEIGHTS else WEIGHTS
+        """The name of one of the files in a folder that transformers loads."""
+        return file.name if self.folder is not None or file.name in UNSHARDED else WEIGHTS
 
     def state_dict(self) -> dict[str, Tensor]:
         """All tensors, by name."""
@@ -98,7 +98,7 @@ Part = tuple[Checkpoint, float]
 
 @dataclass(frozen=True)
 class WeightedMean:
-    """Θ = Σ w_i Θ_i / divisor, for all floating-point tensors but those in `copied`; others are the last part's."""
+    """Θ = Σ w_i Θ_i / divisor, for floating-point tensors; others and those in `copied` are the last part's."""
 
     parts: Sequence[Part]
     divisor: float
@@ -110,7 +110,7 @@ class WeightedMean:
         return self.parts[-1][0]
 
     def pieces(self, name: str) -> Iterator[Tensor]:
-        """A tensor from its first element to its last: averaged ones in float64, others as they are."""
+        """A tensor from its first element to its last: averaged ones in float64, others unchanged."""
         entry = self.last.tensors[name]
         if name in self.replaced:
             yield self.replaced[name].detach().cpu().reshape(-1)
@@ -167,7 +167,7 @@ class WeightedMean:
 
 
 def read_checkpoint(name: str, files: Sequence[Path], index: Path | None = None, **place: Any) -> Checkpoint:
-    """A checkpoint by the headers of its files, which must be whole."""
+    """Reads the headers of a checkpoint's files; raises ValueError if a file is damaged."""
     tensors: dict[str, Entry] = {}
     metadata: dict[Path, dict[str, str]] = {}
     for file in files:
@@ -181,7 +181,7 @@ def read_checkpoint(name: str, files: Sequence[Path], index: Path | None = None,
 
 
 def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
-    """The tensors of a safetensors file in their order, and its metadata; damaged files are refused."""
+    """The tensors of a safetensors file in their order, and its metadata; raises ValueError if it is damaged."""
     size = os.path.getsize(path)
     with open(path, "rb") as file:
         beginning = file.read(8)
@@ -207,10 +207,10 @@ def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
         kind = entries[name].dtype
         if kind not in DTYPES:
             raise ValueError(
-                f"{path}: the tensor {name!r} is of dtype {kind}, which is not averaged. Expected {', '.join(DTYPES)}."
+                f"{path}: the tensor {name!r} has dtype {kind}, which is not supported. Expected {', '.join(DTYPES)}."
             )
         if start != expected or end - start != entries[name].elements * DTYPES[kind].itemsize:
-            raise ValueError(f"{path} is damaged: the place of the tensor {name!r} does not fit its shape.")
+            raise ValueError(f"{path} is damaged: the offsets of the tensor {name!r} do not match its shape.")
         if 8 + length + end > size:
             raise ValueError(
                 f"{path} is truncated: it has {size} bytes, but the tensor {name!r} ends at byte {8 + length + end}. "
@@ -223,7 +223,7 @@ def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
 
 
 def check_same_tensors(checkpoints: Sequence[Checkpoint]) -> None:
-    """Refuses checkpoints whose tensors differ in name, shape or dtype, by the file and the tensor."""
+    """Raises ValueError, with file and tensor, if checkpoints differ in the name, shape or dtype of a tensor."""
     first = checkpoints[0]
     for other in checkpoints[1:]:
         for a, b in ((first, other), (other, first)):
@@ -238,14 +238,14 @@ def check_same_tensors(checkpoints: Sequence[Checkpoint]) -> None:
                 expected, got = (_shown(getattr(entry, what)) for entry in (ours, theirs))
                 if got != expected:
                     raise ValueError(
-                        f"{theirs.file}: the tensor {name!r} is of {what} {got}, but of {expected} in {ours.file}. "
+                        f"{theirs.file}: the tensor {name!r} has {what} {got}, but {expected} in {ours.file}. "
                         "Only checkpoints of one model can be averaged."
                     )
 
 
 def _place(checkpoint: Checkpoint) -> Path:
-    whole = len(checkpoint.files) == 1 or checkpoint.folder is None
-    return checkpoint.files[0] if whole else checkpoint.folder  # type: ignore[return-value]
+    single = len(checkpoint.files) == 1 or checkpoint.folder is None
+    return checkpoint.files[0] if single else checkpoint.folder  # type: ignore[return-value]
 
 
 def _shown(value: Any) -> str:

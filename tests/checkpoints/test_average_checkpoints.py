@@ -201,7 +201,7 @@ def test_a_trainers_folder_is_read_in_the_order_of_steps(tmp_path):
 def test_a_half_written_checkpoint_is_named(tmp_path):
     run = save_run(tmp_path, [{"w": torch.ones(2)}] * 3)
     (run / "checkpoint-30" / "trainer_state.json").unlink()
-    with pytest.raises(ValueError, match="checkpoint-30 is half-written"):
+    with pytest.raises(ValueError, match="checkpoint-30 is incomplete"):
         average_checkpoints(run, strategy="uniform")
     # By name, and where no state was ever written, they are taken as they are.
     named = [run / f"checkpoint-{step}" for step in (10, 20, 30)]
@@ -320,11 +320,11 @@ def damaged(kind, path):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("shape", r"2.safetensors: the tensor 'w' is of shape \[3\], but of \[2\] in .*0.safetensors"),
-        ("dtype", "2.safetensors: the tensor 'w' is of dtype F16, but of F32 in .*0.safetensors"),
+        ("shape", r"2.safetensors: the tensor 'w' has shape \[3\], but \[2\] in .*0.safetensors"),
+        ("dtype", "2.safetensors: the tensor 'w' has dtype F16, but F32 in .*0.safetensors"),
         ("missing", "2.safetensors has no tensor 'w', which .*0.safetensors has"),
         ("new", "0.safetensors has no tensor 'x', which .*2.safetensors has"),
-        ("quantized", "2.safetensors: the tensor 'w' is of dtype F8_E4M3, which is not averaged"),
+        ("quantized", "2.safetensors: the tensor 'w' has dtype F8_E4M3, which is not supported"),
         ("truncated", "2.safetensors is truncated: it has .* bytes, but the tensor 'w' ends at byte"),
         ("cut in its header", "2.safetensors is truncated: it ends after 20 bytes"),
         ("longer", "2.safetensors is damaged: 4 bytes follow"),
@@ -351,7 +351,7 @@ def test_pickles_and_quantized_models_are_refused(tmp_path):
         average_checkpoints([tmp_path / n / "pytorch_model.bin" for n in "ab"], strategy="uniform")
     states = [{"w": torch.ones(1)}] * 2
     run = save_run(tmp_path / "run", states, config__json='{"quantization_config": {"bits": 4}}')
-    with pytest.raises(ValueError, match="checkpoint-10 holds a quantized model"):
+    with pytest.raises(ValueError, match="checkpoint-10 contains a quantized model"):
         average_checkpoints(run, strategy="uniform")
 
 
@@ -359,7 +359,7 @@ def test_pickles_and_quantized_models_are_refused(tmp_path):
     ("call", "message"),
     [
         (lambda files: average_checkpoints(files, strategy="mean"), "strategy must be one of aswa, .*got 'mean'"),
-        (lambda files: average_checkpoints(files), "'aswa' asks for validation scores"),
+        (lambda files: average_checkpoints(files), "'aswa' needs validation scores"),
         (lambda files: average_checkpoints(files, 3.0), "evaluate must be a function of the model, got float"),
         (lambda files: average_checkpoints(files, lambda s: "good"), "must return one number.*'good'"),
         (lambda files: average_checkpoints(files, lambda s: s["x"]), r"evaluate failed on 0: KeyError: 'x' \(test_av"),
@@ -371,7 +371,7 @@ def test_pickles_and_quantized_models_are_refused(tmp_path):
         (lambda files: average_checkpoints(files[0], strategy="swa"), "only one checkpoint"),
         (lambda files: average_checkpoints("nowhere/at/all", strategy="swa"), "no folder or file nowhere/at/all"),
         (lambda files: average_checkpoints("empty/run", strategy="swa"), "no 'run' in the folder empty"),
-        (lambda files: average_checkpoints(files[0].parent / "empty", strategy="swa"), "empty holds no checkpoint"),
+        (lambda files: average_checkpoints(files[0].parent / "empty", strategy="swa"), "empty contains no checkpoint"),
         (lambda files: average_checkpoints("me/model@a,,b", strategy="swa"), "names of revisions after @"),
     ],
 )  # fmt: skip
@@ -459,7 +459,7 @@ def test_a_used_folder_is_refused_at_once_and_an_empty_one_taken(tmp_path):
     used = tmp_path / "used"
     used.mkdir()
     (used / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="used exists already"):
+    with pytest.raises(ValueError, match="used already exists"):
         average_checkpoints(files, lambda state: pytest.fail("too late"), output=used)
     assert [p.name for p in used.iterdir()] == ["notes.txt"]
     (tmp_path / "empty").mkdir()
