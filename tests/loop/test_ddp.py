@@ -19,7 +19,8 @@ from aswa_hf.kge import Keci, evaluate_link_prediction, load_kg
 from aswa_hf.loop.checkpoints import checkpoints
 
 CONV = {"kind": "conv", "processes": 2}
-PLAIN = {"kind": "plain", "split": True, "accumulate": 1}
+# With scores of a script: measured ones differ in their last digits, and so might decisions.
+PLAIN = {"kind": "plain", "split": True, "accumulate": 1, "disagree": True}
 JOBS = {
     "straight": CONV,
     "killed": CONV | {"save_steps": 1},
@@ -130,12 +131,14 @@ def test_a_disk_that_is_full_for_one_process_is_told_by_all(runs):
     assert checkpoints(root / "full") == []
 
 
-def test_the_same_global_batch_gives_the_same_decisions_on_one_and_two_processes(runs):
+def test_the_same_global_batch_gives_the_same_run_on_one_and_two_processes(runs):
     ((one, about),) = results(runs[0] / "one")
     two, both_about = both(runs[0] / "two")
-    decisions = [record["decision"] for record in about["records"]["aswa"]]
-    assert len(set(decisions)) >= 2
-    assert decisions == [record["decision"] for record in both_about["records"]["aswa"]]
+    assert both_about["records"] == about["records"]
+    assert {record["decision"] for record in about["records"]["aswa"]} == {"init", "soft", "hard", "reject"}
+    for row, expected in zip(both_about["history"], about["history"], strict=True):
+        assert "eval_measured" in row
+        assert row == pytest.approx(expected, rel=1e-6)
     assert one.keys() == two.keys()
     for name in one:
         torch.testing.assert_close(one[name].double(), two[name].double(), rtol=1e-6, atol=1e-7)
