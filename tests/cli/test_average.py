@@ -161,7 +161,8 @@ def test_image_runs_are_judged_on_their_own_split_with_recalibrated_statistics(r
     assert status == 0, err
     for epochs, row in zip((1, 2), json.loads(out)["checkpoints"], strict=True):
         last = json.loads((tmp_path / str(epochs) / "results.json").read_text())["strategies"]["last"]
-        assert row["running_score"] == pytest.approx(last["validation"]["accuracy"], abs=1e-7)
+        # Kernels for another memory layout may turn an image of the 390 that is between two classes.
+        assert row["running_score"] == pytest.approx(last["validation"]["accuracy"], abs=1 / 390 + 1e-6)
 
     # What another split held out has been seen in training.
     settings = json.loads((tmp_path / "2" / "settings.json").read_text())

@@ -66,7 +66,7 @@ def test_a_table_is_run_once_and_shared_with_the_others(here, capsys):
 
     assert call("multi-hop", *options, "--seeds", "0", "--json") == 0
     printed = capsys.readouterr()
-    assert 0 < mrr(json.loads(printed.out)["rows"], "last", "2p")["ours"] < 1
+    assert 0 < mrr(json.loads(printed.out)["rows"], "last", "2p")["ours"] <= 1
     found = json.loads((folders[0] / "multi-hop.json").read_text())
     assert found["queries"]["2i"] == 500
     assert found["settings"] == {"per_shape": 500, "seed": 0, "beam": 10}
