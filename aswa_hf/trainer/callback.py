@@ -31,23 +31,23 @@ from aswa_hf.run_folder import checkpoint_folder, write_trajectory
 from aswa_hf.strategies import Strategy
 from aswa_hf.trainer.files import (
     complete_checkpoints,
-    drop_waiting,
-    folder_ahead,
     move_into_checkpoint,
+    pending_folder,
+    remove_pending,
     resumed_checkpoint,
     saved_state,
 )
-from aswa_hf.trainer.hub import check_token, describe_run, give_card, push_at_end, repository_of
+from aswa_hf.trainer.hub import check_token, describe_run, push_at_end, replace_card, repository_of
 from aswa_hf.trainer.options import (
     check_every,
+    check_trainer_supported,
     choose_direction,
     choose_metric,
     datasets_of_metric,
     followed_strategy,
-    refuse_unsupported,
+    order_callbacks,
+    silenced,
     steps_to_first_decision,
-    take_places,
-    unheard,
 )
 from aswa_hf.trajectory import decode_numbers, encode_number
 
@@ -62,28 +62,28 @@ class ASWACallback(TrainerCallback):
     >>> trainer.train()
 
     Args:
-        trainer: the trainer it works for; needed for the second evaluation. A callback given to `Trainer(callbacks=…)`
+        trainer: the trainer, needed for the second evaluation. A callback passed to `Trainer(callbacks=…)`
             is bound with `callback.bind(trainer)`.
-        metric: what decides: a metric's name, a dict of weights over metrics, or a function of the metrics dictionary
-            (whose keys begin with `eval_`). By default `metric_for_best_model`, then the evaluation loss. With several
-            evaluation datasets it names one: "<dataset>_accuracy".
+        metric: the score that decides: a metric's name, a dict of weights over metrics, or a function of the metrics
+            dictionary (whose keys begin with `eval_`). By default `metric_for_best_model`, then the evaluation loss.
+            With several evaluation datasets it names one: "<dataset>_accuracy".
         strategies: what to keep beside the running model: names ("aswa", "swa", "ema", "best", "last") or a mapping
-            from names of your own to functions that build a strategy for a model. By name, SWA averages the last
+            from your own names to functions that build a strategy for a model. By name, SWA averages the last
             quarter of the run, and EMA has a decay of 0.999 that warms up.
         apply: the strategy whose weights are in the model after training; None leaves the running weights.
         every: when to decide: "epoch", "evaluation" (whenever the Trainer evaluates), or a number of epochs. The
-            incomplete epoch at the end of a run is no decision point.
+            incomplete epoch at the end of a run is not a decision point.
         greater_is_better: by default as in `TrainingArguments`: False for the loss, True for anything else.
-        hard_updates: whether ASWA may start over from the running weights; False is Algorithm 1 of the paper.
-        batchnorm: how BatchNorm statistics follow averaged weights: "recalibrate" computes them on training batches,
-            "average" averages them like weights, "copy" takes the running model's.
+        hard_updates: whether ASWA may restart from the running weights; False is Algorithm 1 of the paper.
+        batchnorm: where the BatchNorm statistics of averaged weights come from: "recalibrate" recomputes them on
+            training batches, "average" averages them like weights, "copy" uses the running model's.
         bn_batches: how many training batches to recalibrate on (default: all).
-        dtype: of the averages, torch.float32 or torch.float64.
-        device: where the averages are kept, for example "cpu" to spare the accelerator's memory.
+        dtype: the dtype of the averages, torch.float32 or torch.float64.
+        device: where the averages are kept, for example "cpu" to save accelerator memory.
         resume_from: the checkpoint folder of a resumed run, if it is not in `output_dir`.
-        push_to_hub: a repository to which the model is pushed once, with its card, when training has ended; True is
-            `TrainingArguments.hub_model_id`. Visibility, token and branch are those of the arguments. A push that
-            fails is an error in the log; the model is in `output_dir` then.
+        push_to_hub: the repository that the model and its card are pushed to, once, when training has ended; True
+            means `TrainingArguments.hub_model_id`. Visibility, token and branch are those of the arguments. A failed
+            push is logged as an error, and the model is saved in `output_dir`.
 
     The running model trains exactly as it would without the callback, and checkpoints hold its weights. Each decision
     costs one evaluation for every averaged strategy, and a pass over training batches if the model has BatchNorm.
@@ -111,32 +111,32 @@ class ASWACallback(TrainerCallback):
         flags = {"greater_is_better": greater_is_better, "hard_updates": hard_updates}
         check_options(apply, self._factories, batchnorm, bn_batches, flags)
         if metric is not None:
-            Score(metric)  # a wrong kind of metric is refused here, not after the first epoch
+            Score(metric)  # an invalid metric raises here, not after the first epoch
         self.every = every
         self.apply = apply
         self.resume_from = resume_from
         self.strategies: dict[str, Strategy] = {}
-        """The strategies by name, from the beginning of training on."""
+        """The strategies by name; empty until training begins."""
         self.push_to_hub = push_to_hub
         self.pushed: str | None = None
-        """The address of the repository, when the push at the end of training has succeeded."""
+        """The URL of the repository, once the push at the end of training has succeeded."""
         self.writes_history = True
-        """Whether the trajectory file is written when training ends; whoever switches it off writes it."""
+        """Whether to write the trajectory file when training ends; if False, the caller must write it."""
         self._metric = metric
         self._greater_is_better = greater_is_better
         self._options = {"batchnorm": batchnorm, "bn_batches": bn_batches, "dtype": dtype, "device": device}
         self._hard_updates = hard_updates
-        # The evaluation of the running model that the Trainer is about to do: its metrics so far, by dataset.
+        # Metrics so far of the running-model evaluation that the Trainer is about to do; None if none is expected.
         self._expected: dict[str, float] | None = None
         self.trainer: Trainer | None = None
         if trainer is not None:
             self.bind(trainer)
 
     def bind(self, trainer: Trainer) -> ASWACallback:
-        """Ties the callback to the trainer whose run it shadows."""
+        """Binds the callback to the trainer whose run it follows."""
         if not isinstance(trainer, Trainer):
-            raise TypeError(f"ASWACallback works for a transformers.Trainer, got {type(trainer).__name__}.")
-        refuse_unsupported(trainer, self.every, self._factories)
+            raise TypeError(f"ASWACallback needs a transformers.Trainer, got {type(trainer).__name__}.")
+        check_trainer_supported(trainer, self.every, self._factories)
         repository_of(self.push_to_hub, trainer.args)
         self.trainer = trainer
         metric = choose_metric(self._metric, self._factories, trainer.args)
@@ -147,7 +147,7 @@ class ASWACallback(TrainerCallback):
         )
         return self
 
-    # ---- what the Trainer tells ----
+    # ---- events of the Trainer ----
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -158,7 +158,7 @@ class ASWACallback(TrainerCallback):
         self.bind(trainer)  # arguments and datasets may have changed since
         if self.push_to_hub and trainer.is_world_process_zero():
             check_token(args)
-        take_places(trainer, self)
+        order_callbacks(trainer, self)
         self._loader: Any = None
         self._expected, self.pushed = None, None
         self._events = 0
@@ -172,7 +172,7 @@ class ASWACallback(TrainerCallback):
         if state.global_step > 0:
             self._resume(args, state)
         elif args.should_save:
-            drop_waiting(args.output_dir)
+            remove_pending(args.output_dir)
         if (steps := steps_to_first_decision(self.every, args, kwargs.get("train_dataloader"))) > state.max_steps:
             logger.warning(
                 f"The run of {state.max_steps} steps ends before its first decision point at step {steps} (every="
@@ -199,7 +199,7 @@ class ASWACallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         if self._expected is None or metrics is None:
-            return  # somebody else's evaluation
+            return  # not the expected evaluation
         datasets = self._bound().eval_dataset
         self._expected.update(metrics)
         self._events += 1
@@ -209,18 +209,18 @@ class ASWACallback(TrainerCallback):
         if self._decides:
             self._decide(state, running)
         else:
-            # In case the end of an epoch falls on this step.
+            # This step may also be the last one of an epoch.
             self._last_metrics = (state.global_step, running)
-        metrics.update(self._followed(args, state))
+        metrics.update(self._added_metrics(args, state))
         if control.should_save or args.save_strategy == SaveStrategy.BEST:
             self._write_ahead(args, state)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._decide_if_missed(state)
         missing = saved_state(checkpoint_folder(args.output_dir, state.global_step), state.global_step) is None
-        # A sharded state is written by all ranks or none, and rank 0 may have moved what another looks for.
+        # A sharded state is written by all ranks or none, and rank 0 may have moved it before another rank looks.
         if agree(missing, args.device) if is_sharded(self._bound().model) else missing:
-            self._write_ahead(args, state)  # a checkpoint that was asked for at the last moment
+            self._write_ahead(args, state)  # the checkpoint was requested too late to write ahead
         if args.should_save:
             move_into_checkpoint(args.output_dir, state.global_step)
 
@@ -229,7 +229,7 @@ class ASWACallback(TrainerCallback):
     ) -> None:
         if self.trainer is None or not self.trainer.is_in_train:
             if self.trainer is not None and self.strategies:
-                give_card(self.trainer)
+                replace_card(self.trainer)
         elif args.should_save:
             # A checkpoint is pushed before `on_save`, and the pushed folder must be complete.
             move_into_checkpoint(args.output_dir, state.global_step)
@@ -249,7 +249,7 @@ class ASWACallback(TrainerCallback):
     def _write_history(self, args: TrainingArguments) -> None:
         shipped = self.apply if self.apply and self.strategies[self.apply].members else None
         try:
-            drop_waiting(args.output_dir)
+            remove_pending(args.output_dir)
             write_trajectory(
                 Path(args.output_dir),
                 self.strategies,
@@ -259,10 +259,10 @@ class ASWACallback(TrainerCallback):
                 run=describe_run(self._bound(), self.strategies, self._metrics, self.score, shipped),
             )
         except OSError as error:
-            # The weights are in the model: a full disk must not take them away.
+            # The weights are in the model: a full disk must not lose them.
             logger.warning(f"The history of the run could not be written: {error}")
 
-    # ---- what comes after all other callbacks, since one of them may ask for an evaluation or a checkpoint ----
+    # ---- called after all other callbacks, because one of them may request an evaluation or a checkpoint ----
 
     def step_ended(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
         for strategy in self.strategies.values():
@@ -289,12 +289,12 @@ class ASWACallback(TrainerCallback):
     # ---- the decision ----
 
     def _expect(self, args: TrainingArguments, *, decides: bool) -> None:
-        """The Trainer is about to evaluate the running model; maybe a decision follows."""
+        """Prepares for the Trainer's evaluation of the running model; a decision follows it if `decides`."""
         self._share_buffers(args)
         self._expected, self._events, self._decides = {}, 0, decides
 
     def _decide_if_missed(self, state: TrainerState) -> None:
-        """Evaluates for itself if the evaluation that was to come did not tell the callbacks of its metrics."""
+        """Runs its own evaluation if the expected one did not report its metrics to the callbacks."""
         missed, self._expected = self._expected is not None, None
         if missed and self._decides:
             self._decide(state, self._evaluate())
@@ -303,15 +303,15 @@ class ASWACallback(TrainerCallback):
         steps = state.global_step - self._epoch_began
         stopped = control.should_training_stop or control.should_epoch_stop
         if float(state.epoch or 0).is_integer() or not stopped:
-            # A pass that was resumed in its middle is shorter than the others.
+            # An epoch that was resumed in its middle is shorter than the others.
             self._epoch_steps = max(self._epoch_steps, steps)
             return True
-        # Where the length of the data is not known, an epoch as long as the last one was not cut short.
+        # If the length of the data is unknown, an epoch as long as the longest before was not cut short.
         return steps == self._epoch_steps and not has_length(self._bound().train_dataset)
 
     def _is_due(self, state: TrainerState) -> bool:
         epoch = float(state.epoch or 0)
-        # Where the length of an epoch is not known, the Trainer counts fractions of the whole run.
+        # If the length of an epoch is unknown, the Trainer counts fractions of the complete run.
         epochs = int(epoch) if epoch.is_integer() else int(epoch) + 1
         return epochs % (1 if self.every == "epoch" else int(self.every)) == 0
 
@@ -321,7 +321,7 @@ class ASWACallback(TrainerCallback):
         return args.eval_strategy == IntervalStrategy.EPOCH and args.eval_delay > (state.epoch or 0)
 
     def _decide(self, state: TrainerState, running: dict[str, float]) -> None:
-        """One decision of every strategy, on the running model's metrics and evaluations of averaged weights."""
+        """Makes one decision per strategy, on the running model's metrics and evaluations of averaged weights."""
         logs = decide(
             self.strategies,
             self._evaluate,
@@ -332,13 +332,13 @@ class ASWACallback(TrainerCallback):
             epoch=state.epoch,
         )
         trainer = self._bound()
-        # The handler takes any log for the one the Trainer has yet to write.
+        # Any log resets should_log, and the Trainer still has to write its own.
         should_log = trainer.control.should_log
         trainer.log(logs)
         trainer.control.should_log = should_log
 
-    def _followed(self, args: TrainingArguments, state: TrainerState) -> dict[str, Any]:
-        """What is added to the Trainer's own metrics: the scores, and what the best model is chosen by."""
+    def _added_metrics(self, args: TrainingArguments, state: TrainerState) -> dict[str, Any]:
+        """Returns what is added to the Trainer's metrics: the scores, and the metric that selects the best model."""
         found = reported(self._metrics, self.score)
         # The objective of a hyperparameter search is the sum of all metrics.
         names = () if state.is_hyper_param_search else self.strategies
@@ -346,14 +346,14 @@ class ASWACallback(TrainerCallback):
         added = {key: found[key] for key in keys if key in found}
         if followed_strategy(self._factories, args):
             key = "eval_" + str(args.metric_for_best_model).removeprefix("eval_")
-            # Whoever follows an ensemble that is still empty finds it worse than anything to come.
+            # An ensemble that is still empty counts as worse than any later one.
             added[key] = found.get(key, float("-inf") if args.greater_is_better else float("inf"))
         return added
 
     def _evaluate(self) -> dict[str, float]:
-        """The metrics of the weights now in the model: nothing is logged, no other callback hears of it."""
+        """Returns the metrics of the weights now in the model, by silent evaluation."""
         trainer = self._bound()
-        with unheard(trainer), preserved_rng():
+        with silenced(trainer), preserved_rng():
             if not self._datasets:
                 return trainer.evaluate()
             metrics: dict[str, float] = {}
@@ -362,7 +362,7 @@ class ASWACallback(TrainerCallback):
             return metrics
 
     def _share_buffers(self, args: TrainingArguments) -> None:
-        """Rank 0's BatchNorm statistics on every rank, as the next training step would bring them anyway."""
+        """Broadcasts rank 0's BatchNorm statistics, as the next training step would do anyway."""
         if args.ddp_broadcast_buffers is not False:
             broadcast_from_rank_0(persistent_buffers(self._bound().model).values())
 
@@ -374,12 +374,12 @@ class ASWACallback(TrainerCallback):
         strategy.apply()
         logger.info(f"The model now holds the {self.apply} weights, {self.score.label} {strategy.score}.")
 
-    # ---- setting up ----
+    # ---- setup ----
 
     def _bound(self) -> Trainer:
         if self.trainer is None:
             raise RuntimeError(
-                "This ASWACallback does not know its trainer, which it needs to evaluate averaged weights. Use "
+                "This ASWACallback is not bound to a trainer, which it needs to evaluate averaged weights. Use "
                 "trainer.add_callback(ASWACallback(trainer, …)), or callback.bind(trainer) before trainer.train()."
             )
         return self.trainer
@@ -409,11 +409,11 @@ class ASWACallback(TrainerCallback):
     # ---- saving and resuming ----
 
     def _write_ahead(self, args: TrainingArguments, state: TrainerState) -> None:
-        # The trials of a hyperparameter search have folders of their own and are never resumed.
+        # The trials of a hyperparameter search have their own folders and are never resumed.
         writes = args.should_save or is_sharded(self._bound().model)
         if writes and not state.is_hyper_param_search:
             save_state(
-                folder_ahead(args.output_dir, state.global_step),
+                pending_folder(args.output_dir, state.global_step),
                 self.strategies,
                 metric=self.score.label,
                 metric_description=self.score.description,
@@ -434,11 +434,11 @@ class ASWACallback(TrainerCallback):
                 )
             self._metrics = decode_numbers(content["metrics"])
             self._epoch_steps = content["epoch_steps"]
-            # If the run was killed before it could: a checkpoint keeps its state when others are dropped.
+            # The run may have been killed before this; inside its checkpoint the state is not removed with others.
             wait_for_all()
             if args.should_save:
                 move_into_checkpoint(checkpoint.parent, state.global_step)
-            self._make_up(args, state)
+            self._make_missing_decision(args, state)
         elif any(f"{name}/decision" in log for log in state.log_history for name in self.strategies):
             complete = complete_checkpoints(checkpoint.parent)
             raise ValueError(
@@ -450,11 +450,11 @@ class ASWACallback(TrainerCallback):
                 f"{checkpoint} was saved by a run without ASWACallback: the averages start at the next decision point."
             )
 
-    def _make_up(self, args: TrainingArguments, state: TrainerState) -> None:
-        """Takes the decision of an epoch's end that came after its checkpoint, and so is not in it.
+    def _make_missing_decision(self, args: TrainingArguments, state: TrainerState) -> None:
+        """Makes the decision at the end of an epoch if the checkpoint was written before it.
 
-        A checkpoint of the last step of an epoch is written before the epoch ends, and the Trainer does not end that
-        epoch again.
+        A checkpoint of the last step of an epoch is written before the epoch ends, and a resumed Trainer does not end
+        that epoch again.
         """
         by_epoch = self.every != "evaluation" or args.eval_strategy == IntervalStrategy.EPOCH
         known = any(

@@ -1,4 +1,4 @@
-"""The Hub from the Trainer: what is told of a run, our card in its push, and a push at the end of training."""
+"""The Hub in the Trainer: the description of a run, our card in the Trainer's push, and a push after training."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def describe_run(
     score: Score,
     shipped: str | None,
 ) -> dict[str, Any]:
-    """What a card tells of a run beside its decisions; `metrics` are those of each strategy's weights.
+    """Returns what a card says about a run beside its decisions; `metrics` are those of each strategy's weights.
 
     Training has ended when this is called, with models and datasets of any kind: a failure is a warning, not an error.
     """
@@ -66,7 +66,7 @@ def _description(
         "seed": args.seed,
         "epochs": int(epochs) if epochs.is_integer() else epochs,
         "triples": {split: len(kg[split]) for split in kg} if kg is not None else None,
-        # What is sharded only runs on all processes together.
+        # A sharded model only runs on all processes together.
         "example": None if is_sharded(model) else _example(trainer, base, kg),
         "seconds": {"train": logged[-1]} if logged else None,
         "processes": args.world_size,
@@ -88,7 +88,7 @@ def _description(
 
 
 def _own_weights(trainer: Trainer) -> dict[str, Any]:
-    """What is told of a run that ends with the weights the Trainer leaves in the model."""
+    """Describes a run that ends with the weights that the Trainer leaves in the model."""
     batchnorm = "copy" if has_batchnorm(unwrap(trainer.model)) else None
     if trainer.args.load_best_model_at_end and trainer.state.best_model_checkpoint:
         return {"rule": "best-checkpoint", "best_by": trainer.args.metric_for_best_model, "batchnorm": batchnorm}
@@ -96,7 +96,7 @@ def _own_weights(trainer: Trainer) -> dict[str, Any]:
 
 
 def _final_metrics(name: str, strategy: Strategy, metrics: Metrics | None, score: Score) -> dict[str, Any]:
-    """The validation metrics of a strategy's weights that are numbers, without `eval_`."""
+    """Returns the validation metrics of a strategy's weights that are numbers, without `eval_`."""
     reported = score.report(metrics, name) if metrics is not None else {}
     plain = {key.removeprefix(f"eval_{name}_"): value for key, value in reported.items()}
     return {key: value for key, value in plain.items() if isinstance(value, (int, float))} | {
@@ -105,7 +105,7 @@ def _final_metrics(name: str, strategy: Strategy, metrics: Metrics | None, score
 
 
 def _task(model: Any) -> str | None:
-    """The Hub's name of the task, as the Trainer's own card has it; a subclass has that of its parent."""
+    """Returns the Hub's name of the task, as in the Trainer's own card; a subclass has that of its parent."""
     tasks: dict[str, str] = {}
     for task, mapping in TASK_MAPPING.items():
         for names in mapping.values():
@@ -129,7 +129,7 @@ def _dataset_name(trainer: Trainer) -> str | None:
 
 
 def _example(trainer: Trainer, model: Any, kg: Any) -> dict[str, str] | None:
-    """A prediction of the weights now in the model, for a link predictor and an image classifier of this package."""
+    """Returns a prediction of the weights now in the model, if it is a link predictor or image classifier of ours."""
     images = trainer.eval_dataset
     try:
         if kg is not None and len(kg["test"]):
@@ -137,13 +137,13 @@ def _example(trainer: Trainer, model: Any, kg: Any) -> dict[str, str] | None:
             return link_example(model, kg) if all(weight.isfinite().all() for weight in model.parameters()) else None
         if hasattr(images, "class_names") and hasattr(images, "labels"):
             return image_example(model, images, "validation")
-    except Exception as error:  # other models and datasets may have these names and mean something else
+    except Exception as error:  # other models and datasets may use these names for something else
         logger.warning(f"The card will show no example: {type(error).__name__}: {error}")
     return None
 
 
 def link_example(model: Any, kg: Any) -> dict[str, str]:
-    """A question whose answer is in the test split alone, as a card shows it."""
+    """Returns a question whose answer is only in the test split, and its answers, for a card."""
     from aswa_hf.kge.predict import LinkPredictor
 
     head, relation, tail = kg.triples("test")[0]
@@ -157,7 +157,7 @@ def link_example(model: Any, kg: Any) -> dict[str, str]:
 
 @torch.no_grad()
 def image_example(model: Any, images: Any, split: str) -> dict[str, str]:
-    """What an image classifier says of the first image of a split, as a card shows it."""
+    """Returns an image classifier's prediction for the first image of a split, for a card."""
     device = next(model.parameters()).device
     probabilities = model.eval()(images[0]["pixel_values"][None].to(device)).logits.softmax(-1)[0]
     best = probabilities.topk(min(3, len(probabilities)))
@@ -170,21 +170,21 @@ def image_example(model: Any, images: Any, split: str) -> dict[str, str]:
 
 
 def repository_of(push: bool | str, args: TrainingArguments) -> str | None:
-    """The repository to push to at the end of training; what would fail then is refused now."""
+    """Returns the repository to push to after training; raises ValueError now if that would fail then."""
     if not push:
         return None
     repo_id = args.hub_model_id if push is True else push
     if not isinstance(repo_id, str) or not repo_id:
         raise ValueError(
-            f"ASWACallback(push_to_hub={push!r}) names no repository. Give one, like push_to_hub='me/model', or set "
-            "TrainingArguments(hub_model_id=…)."
+            f"ASWACallback(push_to_hub={push!r}) does not name a repository. Pass one, as in push_to_hub='me/model', "
+            "or set TrainingArguments(hub_model_id=…)."
         )
     check_repo_id(repo_id)
     return repo_id
 
 
 def check_token(args: TrainingArguments) -> None:
-    """An error before training if there will be nothing to push with after it."""
+    """Raises HubError before training if there is no token for the push after it."""
     if not (args.hub_token or get_token()):
         raise HubError(
             "There is no token for ASWACallback(push_to_hub=…) to push with. Log in with `hf auth login`, or set "
@@ -193,19 +193,19 @@ def check_token(args: TrainingArguments) -> None:
 
 
 def push_at_end(trainer: Trainer, repo_id: str) -> str | None:
-    """Saves the model on all ranks and pushes it from the first; a failure is told, and does not end the run.
+    """Saves the model on all ranks and pushes it from rank 0; a failure is logged, and does not end the run.
 
-    Gives the address of the repository, or None.
+    Returns the URL of the repository, or None.
     """
     args, folder = trainer.args, Path(trainer.args.output_dir)
     try:
         trainer.save_model(_internal_call=True)
     except OSError as error:
-        logger.error(f"Nothing was pushed to {repo_id}, since the model could not be saved to {folder}: {error}")
+        logger.error(f"Nothing was pushed to {repo_id}: the model could not be saved to {folder}: {error}")
         return None
     if not trainer.is_world_process_zero():
         return None
-    _drop_what_is_not_shipped(folder)
+    _remove_unshipped_files(folder)
     trainer._finish_current_push()
     options = {"private": args.hub_private_repo, "token": args.hub_token, "revision": args.hub_revision}
     try:
@@ -217,14 +217,14 @@ def push_at_end(trainer: Trainer, repo_id: str) -> str | None:
     return url
 
 
-def give_card(trainer: Trainer) -> None:
-    """Lets the push that has begun write this package's card; a class with a card of its own keeps that one."""
+def replace_card(trainer: Trainer) -> None:
+    """Makes the current push write this package's card, unless the trainer's class defines its own."""
     if type(trainer).create_model_card is Trainer.create_model_card and trainer.is_world_process_zero():
-        trainer.create_model_card = _CardInstead(trainer)
+        trainer.create_model_card = _CardWriter(trainer)
 
 
-class _CardInstead:
-    """Stands in for `Trainer.create_model_card` once: the Trainer calls it between saving the model and the upload."""
+class _CardWriter:
+    """Replaces `Trainer.create_model_card` once: the Trainer calls it between saving the model and the upload."""
 
     def __init__(self, trainer: Trainer):
         self.trainer = trainer
@@ -241,7 +241,7 @@ class _CardInstead:
     ) -> None:
         del self.trainer.create_model_card
         folder = Path(self.trainer.args.output_dir)
-        _drop_what_is_not_shipped(folder)
+        _remove_unshipped_files(folder)
         write_card(
             folder,
             self.trainer.hub_model_id,
@@ -257,8 +257,8 @@ def _listed(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else list(value or [])
 
 
-def _drop_what_is_not_shipped(folder: Path) -> None:
-    # The Trainer pickles its arguments beside a saved model: nothing reads them, and no repository shall hold any.
+def _remove_unshipped_files(folder: Path) -> None:
+    # The Trainer pickles its arguments beside a saved model: nothing reads them, and repositories contain no pickles.
     (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
-    # It may be of an earlier run in this folder, and is drawn anew.
+    # It may be from an earlier run in this folder; it is drawn again.
     (folder / PICTURE).unlink(missing_ok=True)

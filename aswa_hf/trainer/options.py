@@ -1,4 +1,4 @@
-"""What a `Trainer` and its arguments mean for `ASWACallback`, and an evaluation that nobody else hears of."""
+"""What `ASWACallback` takes from the `Trainer` and its arguments, its place among callbacks, silent evaluation."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from transformers.trainer_utils import IntervalStrategy, has_length
 from aswa_hf.comparison import Metric, Score
 
 
-def refuse_unsupported(trainer: Trainer, every: str | int, strategies: Iterable[str]) -> None:
-    """Raises for a trainer whose weights cannot be averaged, or which would never decide."""
+def check_trainer_supported(trainer: Trainer, every: str | int, strategies: Iterable[str]) -> None:
+    """Raises ValueError for a trainer whose weights cannot be averaged, or which would never decide."""
     if trainer.is_deepspeed_enabled:
         raise ValueError(
-            "ASWACallback does not support DeepSpeed, which keeps the weights to itself. Use FSDP2 or DDP."
+            "ASWACallback does not support DeepSpeed, which does not expose the weights. Use FSDP2 or DDP."
         )
     fsdp = trainer.accelerator.state.fsdp_plugin if trainer.is_fsdp_enabled else None
     if trainer.is_fsdp_xla_enabled or (fsdp is not None and fsdp.fsdp_version != 2):
@@ -30,7 +30,7 @@ def refuse_unsupported(trainer: Trainer, every: str | int, strategies: Iterable[
         or type(trainer).get_eval_dataloader is not Trainer.get_eval_dataloader
     )
     if trainer.eval_dataset is None and not own_evaluation:
-        raise ValueError("ASWA decides by validation: give the Trainer an eval_dataset.")
+        raise ValueError("ASWA decides by validation: pass an eval_dataset to the Trainer.")
     if every == "evaluation" and trainer.args.eval_strategy == IntervalStrategy.NO:
         raise ValueError("every='evaluation' with eval_strategy='no' would never decide. Use every='epoch'.")
     always = every == "evaluation" or (every in ("epoch", 1) and trainer.args.eval_strategy == IntervalStrategy.EPOCH)
@@ -43,43 +43,43 @@ def refuse_unsupported(trainer: Trainer, every: str | int, strategies: Iterable[
 
 
 def check_every(every: Any) -> None:
-    """Refuses what does not say when to decide."""
+    """Raises ValueError if `every` does not say when to decide."""
     if every not in ("epoch", "evaluation") and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
         raise ValueError(f"every must be 'epoch', 'evaluation' or a number of epochs, got {every!r}.")
 
 
 def followed_strategy(strategies: Iterable[str], args: TrainingArguments) -> str | None:
-    """The strategy that `metric_for_best_model` names, as in "eval_aswa_accuracy"."""
+    """Returns the strategy that `metric_for_best_model` names, as in "eval_aswa_accuracy"."""
     metric = (args.metric_for_best_model or "").removeprefix("eval_")
     return next((name for name in strategies if metric.startswith(f"{name}_")), None)
 
 
 def choose_metric(metric: Metric | None, strategies: Iterable[str], args: TrainingArguments) -> Metric:
-    """The given metric, or `metric_for_best_model`, or the loss."""
+    """Returns the given metric, or `metric_for_best_model`, or the loss."""
     return metric if metric is not None else _metric_of_best(strategies, args)
 
 
 def choose_direction(
     greater_is_better: bool | None, metric: Metric, label: str, strategies: Iterable[str], args: TrainingArguments
 ) -> bool:
-    """The given direction, or that of `metric_for_best_model`, or the Trainer's own rule."""
+    """Returns the given direction, or that of `metric_for_best_model`, or that of the Trainer's own rule."""
     if greater_is_better is not None:
         return greater_is_better
     if isinstance(metric, Mapping) and any(k.endswith("loss") and weight > 0 for k, weight in metric.items()):
-        raise ValueError(f"metric={dict(metric)!r} adds a loss: say with greater_is_better= which way is better.")
+        raise ValueError(f"metric={dict(metric)!r} adds a loss: set greater_is_better= to the direction of the sum.")
     if args.greater_is_better is not None and label == _metric_of_best(strategies, args):
         return args.greater_is_better
     return not label.endswith("loss")
 
 
 def _metric_of_best(strategies: Iterable[str], args: TrainingArguments) -> str:
-    """The running model's metric behind `metric_for_best_model`: "eval_aswa_accuracy" follows accuracy."""
+    """Returns the running model's metric behind `metric_for_best_model`: accuracy for "eval_aswa_accuracy"."""
     metric = (args.metric_for_best_model or "loss").removeprefix("eval_")
     return metric.removeprefix(f"{followed_strategy(strategies, args)}_")
 
 
 def datasets_of_metric(score: Score, trainer: Trainer) -> list[str]:
-    """With several evaluation datasets, those the metric reads; empty with one."""
+    """Returns the evaluation datasets that the metric uses, if there are several; empty with one."""
     if not isinstance(trainer.eval_dataset, dict):
         return []
     names = sorted(trainer.eval_dataset, key=len, reverse=True)
@@ -97,14 +97,14 @@ def datasets_of_metric(score: Score, trainer: Trainer) -> list[str]:
 
 
 def steps_to_first_decision(every: str | int, args: TrainingArguments, loader: Any) -> int:
-    """How many steps a run needs to come to a decision; 0 if that cannot be told."""
+    """Returns how many steps a run needs to reach a decision; 0 if that is unknown."""
     if every == "evaluation" or loader is None or not has_length(loader):
         return 0
     return -(-len(loader) // args.gradient_accumulation_steps) * (every if isinstance(every, int) else 1)
 
 
-class LastInLine(TrainerCallback):
-    """Tells a callback of the end of a step or an epoch when all others have had their say."""
+class RunsLast(TrainerCallback):
+    """Calls its owner at the end of a step or an epoch, after all other callbacks."""
 
     def __init__(self, owner: Any, trainer: Trainer):
         self.owner = owner
@@ -123,31 +123,31 @@ class LastInLine(TrainerCallback):
             self.owner.epoch_ended(args, state, control)
 
     def _is_in_use(self) -> bool:
-        # Somebody who removes the callback does not know of this one.
+        # Removing the owner from the Trainer does not remove this callback.
         return any(callback is self.owner for callback in self.trainer.callback_handler.callbacks)
 
 
-def take_places(trainer: Trainer, callback: TrainerCallback) -> None:
-    """Right behind the default flow, so that whoever reads an evaluation's metrics finds the ensemble's in them.
+def order_callbacks(trainer: Trainer, callback: TrainerCallback) -> None:
+    """Moves `callback` right after the default flow: later callbacks see the ensemble's metrics in an evaluation's.
 
-    And once more at the very end, where it is known whether the Trainer will evaluate and save.
+    Also adds its `RunsLast` at the end, where it is known whether the Trainer will evaluate and save.
     """
     handler = trainer.callback_handler
     others = [c for c in handler.callbacks if c is not callback and getattr(c, "owner", None) is not callback]
     position = next((i + 1 for i, c in enumerate(others) if isinstance(c, DefaultFlowCallback)), 0)
     # A new list: the handler is iterating over the old one.
-    handler.callbacks = [*others[:position], callback, *others[position:], LastInLine(callback, trainer)]
+    handler.callbacks = [*others[:position], callback, *others[position:], RunsLast(callback, trainer)]
 
 
 @contextmanager
-def unheard(trainer: Trainer) -> Iterator[None]:
-    """Evaluations inside are not logged and reach no callback but the progress bar."""
+def silenced(trainer: Trainer) -> Iterator[None]:
+    """Silent evaluation: inside the block evaluations are not logged and call no callback but the progress bar."""
     handler, control, callbacks = trainer.callback_handler, trainer.control, trainer.callback_handler.callbacks
     had_own_log = "log" in vars(trainer)
     log = trainer.log
     progress = [callback for callback in callbacks if isinstance(callback, ProgressCallback)]
     for bar in progress:
-        bar.on_evaluate(trainer.args, trainer.state, control)  # the bar of the evaluation just done
+        bar.on_evaluate(trainer.args, trainer.state, control)  # closes the bar of the last evaluation
     handler.callbacks = progress
     trainer.log = lambda *args, **kwargs: None
     try:

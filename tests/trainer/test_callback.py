@@ -391,7 +391,7 @@ def test_bad_arguments_are_refused_at_construction(tmp_path):
         ASWACallback(trainer, metric=3)
     with pytest.raises(TypeError, match=r"transformers\.Trainer, got Linear"):
         ASWACallback(nn.Linear(1, 1))
-    with pytest.raises(ValueError, match="give the Trainer an eval_dataset"):
+    with pytest.raises(ValueError, match="pass an eval_dataset to the Trainer"):
         ASWACallback(make_trainer("conv", tmp_path, eval_dataset=None, eval_strategy="no"))
     with pytest.raises(ValueError, match="would never decide"):
         ASWACallback(make_trainer("conv", tmp_path, eval_strategy="no"), every="evaluation")

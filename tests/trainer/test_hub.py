@@ -165,7 +165,7 @@ def test_a_push_that_fails_at_the_end_leaves_a_model_to_push_later(fault, step, 
 
 def test_what_would_fail_after_training_is_refused_before_it(hub, tmp_path, monkeypatch):
     trainer = trainer_of("text", tmp_path)
-    with pytest.raises(ValueError, match=r"push_to_hub=True\) names no repository"):
+    with pytest.raises(ValueError, match=r"push_to_hub=True\) does not name a repository"):
         with_aswa(trainer, push_to_hub=True)
     with pytest.raises(ValueError, match="'model' is not the name of a repository"):
         with_aswa(trainer, push_to_hub="model")
