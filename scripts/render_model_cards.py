@@ -1,6 +1,7 @@
 """Renders model_cards/ from the folders of finished runs, without their weights.
 
     python scripts/render_model_cards.py runs/umls-keci-0 runs/cifar10-preresnet20-0
+    python scripts/render_model_cards.py    # all existing cards again, after a change of the template
 
 The commands that made the runs are in the cards. Beside a card lie the files it was made of: the configuration, the
 picture, and of the trajectory file the part that the card uses.
@@ -35,13 +36,17 @@ def render_card(run: Path, root: Path = ROOT) -> Path:
     """Writes the card of a run to a folder named after the run."""
     folder = root / run.name
     folder.mkdir(parents=True, exist_ok=True)
-    repo_id = f"{OWNER}/{run.name}"
     with tempfile.TemporaryDirectory() as temporary:
-        repository = write_repository(run, Path(temporary) / "repository", repo_id)
+        repository = write_repository(run, Path(temporary) / "repository", f"{OWNER}/{run.name}")
         for name in (CONFIG, PICTURE):
             shutil.copyfile(repository / name, folder / name)
         write_text(folder / TRAJECTORY, _used_part(json.loads((repository / TRAJECTORY).read_text(encoding="utf-8"))))
-    write_text(folder / CARD, str(render(read_card_data(folder, repo_id))))
+    return render_again(folder)
+
+
+def render_again(folder: Path) -> Path:
+    """Writes a card from the files beside it."""
+    write_text(folder / CARD, str(render(read_card_data(folder, f"{OWNER}/{folder.name}"))))
     return folder
 
 
@@ -72,9 +77,11 @@ def write_index(root: Path = ROOT) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path, help="folders written by `aswa-hf train`")
-    for run in parser.parse_args().runs:
-        sys.stdout.write(f"{render_card(run)}\n")
+    parser.add_argument("runs", nargs="*", type=Path, help="folders written by `aswa-hf train`; none: existing cards")
+    runs = parser.parse_args().runs
+    existing = sorted(path.parent for path in ROOT.glob(f"*/{CARD}"))
+    for folder in map(render_card, runs) if runs else map(render_again, existing):
+        sys.stdout.write(f"{folder}\n")
     write_index()
 
 

@@ -1,4 +1,4 @@
-"""The Hub: a run as a repository with its card, pushed in one commit."""
+"""The Hub: pushes a run as a repository with its card, in one commit."""
 
 from aswa_hf.hub.push import HubError, push_to_hub
 from aswa_hf.hub.repository import read_history, save_run, write_repository

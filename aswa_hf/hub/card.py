@@ -1,4 +1,4 @@
-"""Model cards: what a repository's README says of the weights in it, all numbers taken from the trajectory file."""
+"""Model cards: the README of a repository, which describes its weights; all numbers are from the trajectory file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LABELS = {
     "ema": "EMA",
     "aswa": "ASWA",
     "fge": "FGE (predictions averaged)",
-    "swa-all": "SWA over the whole run",
+    "swa-all": "SWA over all epochs",
     "best-checkpoint": "the best checkpoint",
     "greedy": "greedy soup",
     "uniform": "uniform soup",
@@ -36,7 +36,7 @@ PIPELINES = {"link-prediction": "graph-ml"}
 
 @dataclass
 class CardData:
-    """What a card says: given by the user, filled in from the run, constant."""
+    """The content of a card: given by the user, filled in from the run, constant."""
 
     # Given by the user.
     repo_id: str
@@ -67,7 +67,7 @@ class CardData:
 
     @property
     def kind(self) -> str:
-        """Which library loads it: a key of `LIBRARIES`."""
+        """The library that loads the model: a key of `LIBRARIES`."""
         if self.config.get("model_type") == "kge":
             return "kge"
         if "architecture" in self.config:
@@ -78,7 +78,7 @@ class CardData:
 
     @property
     def rule(self) -> str:
-        """How the shipped weights were made; a strategy may have been given any name."""
+        """The rule that made the shipped weights; the strategy itself may have any name."""
         return self.run.get("rule") or self.shipped
 
     @property
@@ -87,7 +87,7 @@ class CardData:
 
     @property
     def model_name(self) -> str:
-        """The class of the model, the timm name of an image classifier."""
+        """The class of the model, or the timm name of an image classifier."""
         architectures = self.config.get("architectures") or [self.config.get("architecture")]
         return str(architectures[0] or self.run.get("model") or "model")
 
@@ -101,7 +101,7 @@ class CardData:
 
     @property
     def decisions(self) -> dict[str, int]:
-        """How often ASWA decided what."""
+        """How often ASWA made each decision."""
         found = [decision.value for decision in self.aswa.decisions]
         return {name: found.count(name) for name in ("init", "soft", "hard", "reject")}
 
@@ -116,7 +116,7 @@ class CardData:
 
     @property
     def alpha_rows(self) -> list[tuple[str, float]]:
-        """The weight of each snapshot that has one, by epoch or checkpoint; equal neighbours as one row."""
+        """The weight of each snapshot that has one, by epoch or checkpoint; equal neighbours share a row."""
         rows: list[tuple[int, int, float]] = []
         for index, alpha in enumerate(self.alphas):
             if alpha <= 0:
@@ -135,12 +135,12 @@ class CardData:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """What the tables show: the task's metrics if the run has them, else the one that decided."""
+        """The metrics in the tables: those of the task if the run has them, else the one that decided."""
         found = self.run.get("strategies", {}).get(self.shipped, {}).get("validation", {})
         return tuple(name for name in SHOWN.get(self.task, ()) if name in found) or (self.metric,)
 
     def results(self, split: str) -> list[tuple[str, list[float | None]]]:
-        """A row of metrics for each strategy that has any for this split, in a fixed order."""
+        """Returns a row of metrics for each strategy that has any for this split, in a fixed order."""
         strategies = self.run.get("strategies", {})
         names = [name for name in [*LABELS, *strategies] if split in strategies.get(name, {})]
         return [
@@ -149,13 +149,13 @@ class CardData:
 
     @property
     def chosen(self) -> str:
-        """Those of the tables whose weights were chosen by their validation scores."""
+        """The strategies in the tables whose weights were chosen by their validation scores."""
         rules = {name: self.rule if name == self.shipped else name for name, _ in self.results("validation")}
         return _listed([name for name, rule in rules.items() if rule in CHOSEN_BY_VALIDATION])
 
     @property
     def verdict(self) -> str:
-        """Whether the shipped weights are the best of the run, on the test split if there is one."""
+        """Says whether the shipped weights are the best of the run, on the test split if there is one."""
         split = "test" if self.results("test") else "validation"
         scores = {name: self._goodness(values[0]) for name, values in self.results(split)}
         if self.shipped not in scores or len(scores) < 2:
@@ -177,7 +177,7 @@ class CardData:
 
 
 def read_card_data(folder: str | Path, repo_id: str, **given: Any) -> CardData:
-    """The data of a card, from a run folder or a repository's files."""
+    """Reads the data of a card from a run folder or a repository's files."""
     folder = Path(folder)
     trajectories, about = load_trajectories(folder / TRAJECTORY)
     records = read_object(folder / TRAJECTORY)["strategies"]
@@ -201,14 +201,14 @@ def read_card_data(folder: str | Path, repo_id: str, **given: Any) -> CardData:
 
 
 def _last_scores(trajectories: dict[str, Trajectory], metric: str) -> dict[str, Any]:
-    """What is known of a run that tells nothing but its decisions: the validation score of each strategy."""
+    """Returns the results of a run that only saved its decisions: the validation score of each strategy."""
     scores = {name: records[-1].score for name, records in trajectories.items() if records}
     return {name: {"validation": {metric: score}} for name, score in scores.items() if score is not None}
 
 
 def render(data: CardData) -> ModelCard:
-    """The card as huggingface_hub knows it: metadata and text."""
-    # Names of tasks are those of pipelines, but for ours.
+    """Renders the card as a `huggingface_hub.ModelCard`: metadata and text."""
+    # Names of tasks are those of pipelines, except our own.
     pipeline = PIPELINES.get(data.task, data.task) or None
     dataset = data.run.get("dataset")
     datasets = [*data.datasets, *([dataset] if dataset and "/" in dataset else [])]
@@ -227,13 +227,13 @@ def render(data: CardData) -> ModelCard:
     card = ModelCard.from_template(
         metadata, template_str=TEMPLATE.read_text(encoding="utf-8"), card=data, label=label, shown=_shown, times=_times
     )
-    # The template's conditions leave empty lines behind.
+    # The template's conditions leave empty lines.
     card.content = re.sub(r"\n{3,}", "\n\n", card.content).rstrip() + "\n"
     return card
 
 
 def _eval_results(data: CardData) -> list[EvalResult]:
-    """The shipped weights' results for the model index, split by split; it cannot tell what has no data set."""
+    """Returns the shipped weights' results for the model index by split; empty without a task or a dataset."""
     shipped = data.run.get("strategies", {}).get(data.shipped, {})
     if not data.task or not data.dataset:
         return []
@@ -255,7 +255,7 @@ def _eval_results(data: CardData) -> list[EvalResult]:
 
 
 def label(strategy: str) -> str:
-    """What a strategy is called in a card."""
+    """Returns the name of a strategy in a card."""
     return LABELS.get(strategy, strategy)
 
 

@@ -1,4 +1,4 @@
-"""Pushing to the Hub: one commit that puts a run, or a model, into a repository."""
+"""Pushes a run, or a model, to a repository on the Hub in one commit."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ tags:
 
 # The running model
 
-The weights that training ended with, of {name}. The averaged weights, and the card that tells how they were chosen,
+The weights of {name} at the end of training. The averaged weights, and the card that describes how they were chosen,
 are on the branch `main`.
 """
 
 
 class HubError(OSError):
-    """A push that failed: at which step, why, and that it may be repeated."""
+    """Raised if a push fails; says at which step and why, and that the push can be repeated."""
 
 
 def push_to_hub(
@@ -59,12 +59,12 @@ def push_to_hub(
     about: Mapping[str, Any] | None = None,
     **card: Any,
 ) -> str:
-    """Pushes a run folder, or a model, as one commit and gives the repository's address; may be repeated.
+    """Pushes a run folder, or a model, as one commit and returns the repository's URL; can be repeated.
 
-    A model comes with its `strategies`, the first of them applied to it, and the name of the `metric` that decided;
+    A model needs its `strategies`, the first of them applied to it, and the name of the `metric` that decided;
     `processor` and `about` are those of `save_run`.
     `private=None` leaves the visibility of a new repository to the account's settings. `tag` marks the commit,
-    `running=True` puts the running model's last weights on the branch "running". `card` is what the user has to say:
+    `running=True` puts the running model's last weights on the branch "running". `card` is text and metadata:
     `license=`, `notes=`, `language=`, `base_model=`, `datasets=`, `more_tags=`.
     """
     if not isinstance(run_or_model, (str, Path)):
@@ -97,7 +97,7 @@ def push_to_hub(
         with _step("create the repository", repo_id, token):
             url = str(api.create_repo(repo_id, private=private, exist_ok=True))
             if private and not api.model_info(repo_id).private:
-                raise ValueError("it is there already and public: change that in its settings, or push to another")
+                raise ValueError("it already exists and is public: change that in its settings, or push to another")
         with _step("upload the files and commit them", repo_id, token):
             commit = _commit(api, repo_id, folder, revision, commit_message)
         if tag is not None:
@@ -116,18 +116,18 @@ def push_to_hub(
 
 
 def _commit(api: HfApi, repo_id: str, folder: Path, revision: str | None, message: str) -> str:
-    """Makes a branch hold these files, in one commit or in none if it does already, and gives its last commit."""
+    """Commits these files to a branch, unless it already has them, and returns its last commit."""
     head = api.model_info(repo_id, revision=revision)
     files = {file.name: CommitOperationAdd(file.name, file) for file in sorted(folder.iterdir())}
-    # Weights of an earlier push in other files: a loader might take them for those of this one.
+    # Weight files of an earlier push with other names: a loader might load them instead of the new ones.
     old = {file.rfilename for file in head.siblings or []} - set(files)
     stale = [
         name for name in sorted(old) if any(fnmatch(name, pattern) for pattern in (*WEIGHT_FILES, ADAPTER_CONFIG))
     ]
     operations: list[CommitOperationAdd | CommitOperationDelete] = [*files.values()]
     operations += [CommitOperationDelete(name) for name in stale if "/" not in name]
-    # Not upload_folder, which may make several commits of one folder. Files that are there already are not sent
-    # again, so no one else's commit may come between; nor is one whose answer was lost made twice.
+    # Not upload_folder, which may split a folder into several commits. Unchanged files are not sent again, so the
+    # parent is fixed: no other commit may come in between, and a commit whose response was lost is not made twice.
     return api.create_commit(
         repo_id, operations, commit_message=message, revision=revision, parent_commit=head.sha
     ).oid
@@ -137,7 +137,7 @@ def _tag(api: HfApi, repo_id: str, tag: str, commit: str) -> None:
     if tag in {ref.name for ref in api.list_repo_refs(repo_id).tags}:
         marked = api.model_info(repo_id, revision=tag).sha
         if marked != commit:
-            raise ValueError(f"it marks another commit already, {str(marked)[:8]}: choose a new name")
+            raise ValueError(f"it already marks another commit, {str(marked)[:8]}: choose a new name")
         return
     api.create_tag(repo_id, tag=tag, revision=commit)
 
@@ -147,9 +147,9 @@ def _step(what: str, repo_id: str, token: str) -> Iterator[None]:
     """Turns an error of the Hub or the network into one line that names the step and never the token."""
     try:
         yield
-    except Exception as error:  # those of the HTTP library have no base that all its versions share
+    except Exception as error:  # HTTP errors have no base class common to all library versions
         reason = " ".join(str(error).split()).replace(token, "***") or type(error).__name__
         raise HubError(
-            f"Pushing to {repo_id} failed at the step: {what} ({reason}). Nothing on this machine has changed; repeat "
-            "the push when the cause is gone."
+            f"Pushing to {repo_id} failed at the step: {what} ({reason}). Nothing on this machine has changed; fix "
+            "the cause and push again."
         ) from None

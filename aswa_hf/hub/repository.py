@@ -1,4 +1,4 @@
-"""What a repository holds: the files of a run that are shipped, its history and its card."""
+"""The content of a repository: the files of a run that are shipped, its history and its card."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def save_run(
     """Writes a run folder for a model that was trained in any loop: its weights, and the history of its strategies.
 
     `applied` names the strategy whose weights are in the model (the first one). `processor` is saved beside it: a
-    tokenizer, a KGVocab. `about` is what else the card shall tell: `task=`, `dataset=`, `seed=`, `command=`.
+    tokenizer, a KGVocab. `about` is more information for the card: `task=`, `dataset=`, `seed=`, `command=`.
     """
     named = {strategies.name: strategies} if isinstance(strategies, Strategy) else dict(strategies)
     applied = applied or next(iter(named), None)
@@ -96,7 +96,7 @@ def save_run(
             drop_repeated_classes(folder / CONFIG)
         elif part is not None:
             raise TypeError(
-                f"A {type(part).__name__} cannot be saved for the Hub. Expected a model with save_pretrained (of "
+                f"A {type(part).__name__} cannot be saved for the Hub. Expected a model with save_pretrained (from "
                 "transformers or peft), or a timm model."
             )
     write_trajectory(
@@ -116,7 +116,7 @@ def save_run(
 
 
 def describe_strategy(strategy: Strategy) -> dict[str, Any]:
-    """What a card tells of the strategy whose weights are shipped: its rule, and how BatchNorm followed them."""
+    """Returns what a card says about the shipped strategy: its rule, and its treatment of BatchNorm statistics."""
     if isinstance(strategy.recalibrate, Recalibration):
         batchnorm = "recalibrate"
     else:
@@ -129,7 +129,7 @@ def describe_strategy(strategy: Strategy) -> dict[str, Any]:
 
 
 def _check_applied(model: Any, name: str, strategy: Strategy) -> None:
-    """Refuses a model that holds other weights than its card would say."""
+    """Raises ValueError if the model does not hold the weights that its card would describe."""
     if strategy.members == 0:
         raise ValueError(f"The {name} strategy has no weights yet. Call its update() at the end of every epoch.")
     averaged = strategy.average.averaged
@@ -140,36 +140,36 @@ def _check_applied(model: Any, name: str, strategy: Strategy) -> None:
 
 
 def write_repository(run: str | Path, folder: str | Path, repo_id: str, **card: Any) -> Path:
-    """Writes the exact files of a repository for a run folder: weights, config, trajectory, picture, card."""
+    """Writes exactly the files of a repository for a run folder: weights, config, trajectory, plot, card."""
     run, folder = Path(run), Path(folder)
     check_repo_id(repo_id)
     check_run(run)
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
-        raise ValueError(f"{folder} is not empty. Choose another folder, so that nothing is mixed up with it.")
+        raise ValueError(f"{folder} is not empty. Choose another folder, so that files are not mixed.")
     for pattern in (*SHIPPED, PICTURE):
         for file in run.glob(pattern):
             shutil.copyfile(file, folder / file.name)
-    write_json(folder / TRAJECTORY, _whole_history(run))
+    write_json(folder / TRAJECTORY, _complete_history(run))
     write_card(folder, repo_id, **card)
     return folder
 
 
 def write_card(folder: Path, repo_id: str, **card: Any) -> None:
-    """Adds the card to a folder with a model and its trajectory file, and the picture if there is none."""
+    """Adds the card to a folder with a model and its trajectory file, and the plot if there is none."""
     if not (folder / PICTURE).exists():
         trajectories, about = load_trajectories(folder / TRAJECTORY)
         plot_trajectories(trajectories, folder / PICTURE, metric=about["metric"])
     write_text(folder / CARD, str(render(read_card_data(folder, repo_id, **card))))
 
 
-def _whole_history(run: Path) -> dict[str, Any]:
-    """The trajectory file, with what the other files of the run know."""
+def _complete_history(run: Path) -> dict[str, Any]:
+    """Returns the trajectory file's content, completed from the other files of the run."""
     content = read_object(run / TRAJECTORY)
     if "run" not in content and (run / RESULTS).exists():
         content["run"] = read_object(run / RESULTS)
     if "batchnorm" not in content.setdefault("run", {}):
-        # `aswa-hf train` always recalibrates; of others it is not known.
+        # `aswa-hf train` always recalibrates; for other runs it is unknown.
         treatment = "recalibrate" if (run / SETTINGS).exists() else "unknown"
         content["run"]["batchnorm"] = treatment if _has_batchnorm(run) else None
     return content
@@ -184,7 +184,7 @@ def _has_batchnorm(run: Path) -> bool:
 
 
 def check_repo_id(repo_id: str) -> None:
-    """Refuses what cannot be the name of a repository; without its owner a card could not tell how to load it."""
+    """Raises ValueError if `repo_id` is not a valid owner/name; without the owner a card cannot say how to load it."""
     try:
         validate_repo_id(repo_id)
         owned = "/" in repo_id
@@ -192,13 +192,13 @@ def check_repo_id(repo_id: str) -> None:
         owned = False
     if not owned:
         raise ValueError(
-            f"{repo_id!r} is not the name of a repository. Expected owner/name, like me/model, of letters, digits, "
+            f"{repo_id!r} is not the name of a repository. Expected owner/name, such as me/model, of letters, digits, "
             "'-', '_' and '.'."
         )
 
 
 def check_run(run: Path) -> None:
-    """Refuses a folder that is no finished run, before anything is copied or sent."""
+    """Raises ValueError if a folder is not a finished run, before anything is copied or sent."""
     if not run.is_dir():
         raise ValueError(f"There is no folder {run}. Expected a run folder, as `aswa-hf train` writes it.")
     missing = [] if (run / TRAJECTORY).exists() else [TRAJECTORY]
@@ -212,23 +212,23 @@ def check_run(run: Path) -> None:
     try:
         _has_batchnorm(run)
     except SafetensorError as error:
-        raise ValueError(f"The weights in {run} are damaged ({error}). Save the model anew.") from None
+        raise ValueError(f"The weights in {run} are damaged ({error}). Save the model again.") from None
     config = _read_if_there(run / CONFIG)
     _read_if_there(run / ADAPTER_CONFIG)
     if lost := [name for name in _needed(run, config) if not (run / name).exists()]:
-        raise ValueError(f"{run} lacks {', '.join(lost)}: nobody could load its model. Save it anew.")
+        raise ValueError(f"{run} lacks {', '.join(lost)}: its model cannot be loaded. Save it again.")
     if config.get("model_type") == "kge":
         _check_vocabulary(run, config)
 
 
 def _needed(run: Path, config: Mapping[str, Any]) -> list[str]:
-    """The files without which a model with these weights and this configuration cannot be loaded."""
+    """Returns the files without which a model with these weights and this configuration cannot be loaded."""
     needed = set(_read_if_there(run / WEIGHTS_INDEX).get("weight_map", {}).values())
     if (run / ADAPTER_WEIGHTS).exists():
         needed.add(ADAPTER_CONFIG)
-    if (run / SETTINGS).exists():  # all that `aswa-hf train` trains has one
+    if (run / SETTINGS).exists():  # all models of `aswa-hf train` have one
         needed.add(CONFIG)
-    # The code of its own that a model comes with; "--" stands after the repository of code that is elsewhere.
+    # The model's own code; in names of code from elsewhere, "--" follows the repository.
     classes = [name for name in config.get("auto_map", {}).values() if isinstance(name, str) and "--" not in name]
     needed |= {f"{name.partition('.')[0]}.py" for name in classes}
     if config.get("model_type") == "kge":
@@ -244,7 +244,7 @@ def _check_vocabulary(run: Path, config: Mapping[str, Any]) -> None:
         if len(labels) != config[f"num_{what}"]:
             raise ValueError(
                 f"{run / what}.json has {len(labels)} labels, the model {config[f'num_{what}']} {what}: they do not "
-                "belong together. Save both anew."
+                "belong together. Save both again."
             )
 
 
@@ -253,7 +253,7 @@ def _read_if_there(path: Path) -> dict[str, Any]:
 
 
 def last_checkpoint(run: Path) -> Path:
-    """The checkpoint with the running model's last weights."""
+    """Returns the checkpoint with the running model's last weights."""
     found = [path for path in checkpoints(run) if any((path / name).exists() for name in WHOLE_WEIGHTS)]
     if not found:
         raise ValueError(f"{run} has no checkpoint with the running model's weights. Push without running=True.")
@@ -263,7 +263,7 @@ def last_checkpoint(run: Path) -> Path:
 def read_history(
     path_or_repo: str | Path, *, revision: str | None = None, **options: Any
 ) -> tuple[dict[str, Trajectory], dict[str, Any]]:
-    """The decisions of a run by strategy, and what else is known of it, from its folder or a Hub repository."""
+    """Returns the decisions of a run by strategy, and its other data, from its folder or a Hub repository."""
     path = Path(path_or_repo) / TRAJECTORY
     if not Path(path_or_repo).is_dir():
         try:

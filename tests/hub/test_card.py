@@ -19,7 +19,7 @@ SECTIONS = [
     "Cost",
     "Reproduce",
     "BatchNorm",
-    "How it was ranked",
+    "Data and ranking",
     "Limits",
     "Citation",
 ]
@@ -114,7 +114,7 @@ def test_what_a_card_tells_comes_in_its_order(folder):
     text = (folder / "README.md").read_text(encoding="utf-8")
     found = re.findall(r"^## (.*)$", text, flags=re.MULTILINE)
     assert found == [name for name in SECTIONS if name in found]
-    missing = {"How it was ranked"} if "cifar10" in folder.name else set()
+    missing = {"Data and ranking"} if "cifar10" in folder.name else set()
     assert set(found) == set(SECTIONS) - missing
     assert text.index("weights of a training run") < text.index("## Use")
     assert text.index("trajectory.png") < text.index("## What is in the average")
@@ -184,18 +184,18 @@ def test_the_weights_of_snapshots_are_those_of_the_file_by_epoch(tmp_path):
     )
     assert "| 0.5–1 | 0.1250 |\n| 2 | 0.7500 |\n" in text
     assert (
-        "They are an exponential moving average of the running weights, whatever the validation accuracy was" in text
+        "They are an exponential moving average of the running weights, regardless of the validation accuracy." in text
     )
 
 
 @pytest.mark.parametrize(
     ("rule", "said"),
     [
-        ("aswa", "decided whether to take the running weights into the average (once)"),
+        ("aswa", "whether to add the running weights to the average (once)"),
         ("best", "the snapshot with the best validation accuracy"),
         ("last", "the running model's weights at the end of training"),
-        ("swa", "the mean of 2 of the 2 snapshots, whatever the validation accuracy was"),
-        ("of-a-user", "They average 2 of the 2 snapshots.\n"),
+        ("swa", "the mean of 2 of the 2 snapshots, regardless of the validation accuracy."),
+        ("of-a-user", "They are the average of 2 of the 2 snapshots.\n"),
     ],
 )
 def test_a_strategy_is_described_by_its_rule_whatever_its_name(rule, said, tmp_path):
@@ -203,7 +203,7 @@ def test_a_strategy_is_described_by_its_rule_whatever_its_name(rule, said, tmp_p
     text = card_of(tmp_path, trajectories=trajectories, applied="mine", rule=rule)
     assert "the mine weights of a training run" in text
     assert said in text
-    chosen = "The validation split chose mine, whose figures on it are therefore optimistic."
+    chosen = "The validation split was used to choose mine, whose results on it are therefore optimistic."
     assert (chosen in text) == (rule in ("aswa", "best"))
     assert ("None of these weights were chosen by their scores." in text) == (rule not in ("aswa", "best"))
 
@@ -211,7 +211,8 @@ def test_a_strategy_is_described_by_its_rule_whatever_its_name(rule, said, tmp_p
 def test_only_what_validation_chose_has_optimistic_figures(tmp_path):
     both = {name: {split: {"accuracy": 0.5} for split in ("validation", "test")} for name in ("aswa", "best", "ema")}
     said = (
-        "chose the best epoch (early stopping) and ASWA, whose figures on it are therefore optimistic; the test split"
+        "used to choose the best epoch (early stopping) and ASWA, whose results on it are therefore optimistic; the "
+        "test split was not used for this choice."
     )
     assert said in card_of(tmp_path, strategies=both, applied="ema", trajectories={"ema": history(Decision.INIT)})
 
@@ -233,7 +234,7 @@ def test_checkpoints_that_were_averaged_are_named_and_not_called_a_run(tmp_path)
         run={"command": "mine", "batchnorm": "unknown"},
     )
     text = str(render(read_card_data(tmp_path, "me/model")))
-    assert "the greedy soup weights of 3 checkpoints.**\nThey average 2 of the 3 snapshots.\n" in text
+    assert "the greedy soup weights of 3 checkpoints.**\nThey are the average of 2 of the 3 snapshots.\n" in text
     assert "All rows come from 3 checkpoints; the row in bold" in text
     assert "| checkpoint | weight of each snapshot, α |" in text
     assert "| checkpoint-10–checkpoint-20 | 0.5000 |" in text
@@ -248,7 +249,8 @@ def test_a_row_that_is_not_there_is_not_said_to_be_bold(tmp_path):
 
 def test_fge_is_not_said_to_come_from_the_same_run(tmp_path):
     said = (
-        "All rows come from one training run, but for FGE, which left it on the way and trained on by itself; the row"
+        "All rows come from one training run, except FGE, which branched off during the run and was trained "
+        "separately; the row"
     )
     assert said in card_of(tmp_path, strategies=scores(aswa=0.5, fge=0.6))
     assert "FGE" not in card_of(tmp_path, strategies=scores(aswa=0.5, ema=0.6))
@@ -270,7 +272,7 @@ def test_how_a_link_predictor_was_ranked_is_told_only_if_it_was_so(tmp_path):
     ("batchnorm", "said"),
     [
         (None, "no BatchNorm layers"),
-        ("recalibrate", "computed anew on training data (7 batches)"),
+        ("recalibrate", "recomputed on training data (7 batches)"),
         ("average", "averaged like the weights"),
         ("copy", "are the running model's"),
         ("unknown", "is not known"),

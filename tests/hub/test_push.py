@@ -73,7 +73,7 @@ def test_a_repository_comes_in_one_commit_and_holds_what_it_should(hub, kge_run)
     assert repo.files("v1.0") == pushed
     checkpoint = max(kge_run.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
     assert repo.files("running")["model.safetensors"] == (checkpoint / "model.safetensors").read_bytes()
-    assert b"The weights that training ended with" in repo.files("running")["README.md"]
+    assert b"The weights of user/model at the end of training" in repo.files("running")["README.md"]
     assert steps(hub, "commit") == 2  # one for each branch
     assert_nothing_pickled(pushed | repo.files("running"))
     everything = b"".join(pushed.values()).decode("latin-1") + repr(hub.log)
@@ -157,7 +157,7 @@ def test_weights_of_an_earlier_push_do_not_stay_beside_those_of_this_one(hub, kg
 
 def test_what_shall_be_private_is_not_pushed_to_a_public_repository(hub, kge_run):
     hub.add_repo("user/model", {})
-    with pytest.raises(HubError, match=r"step: create the repository \(it is there already and public"):
+    with pytest.raises(HubError, match=r"step: create the repository \(it already exists and is public"):
         push(hub, kge_run, private=True)
     assert steps(hub, "commit") == 0
     hub.repos["user/model"].private = True
@@ -169,7 +169,7 @@ def test_a_tag_is_never_moved(hub, kge_run):
     push(hub, kge_run, tag="v1")
     push(hub, kge_run, tag="v1")  # the same commit
     before = hub.repos["user/model"].tags["v1"]
-    with pytest.raises(HubError, match=r"step: create the tag v1 \(it marks another commit already"):
+    with pytest.raises(HubError, match=r"step: create the tag v1 \(it already marks another commit"):
         push(hub, kge_run, tag="v1", notes="Another card.")
     assert hub.repos["user/model"].tags["v1"] == before
 
@@ -329,7 +329,7 @@ def test_what_is_no_run_is_refused(kge_run, tmp_path):
         write_repository(lost, tmp_path / "out", "user/model")
     (lost / "model.safetensors").unlink()
     (lost / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1.safetensors"}}')
-    with pytest.raises(ValueError, match=r"lacks model-1\.safetensors: nobody could load"):
+    with pytest.raises(ValueError, match=r"lacks model-1\.safetensors: its model cannot be loaded"):
         write_repository(lost, tmp_path / "out", "user/model")
     for name, text in (("damaged", "{"), ("foreign", '{"a": 1}')):
         folder = tmp_path / name
@@ -345,7 +345,7 @@ def test_what_is_no_run_is_refused(kge_run, tmp_path):
 def test_a_run_that_lost_what_its_model_is_loaded_with_is_refused(lost, kge_run, tmp_path):
     run = shutil.copytree(kge_run, tmp_path / "run")
     (run / lost).unlink()
-    with pytest.raises(ValueError, match=f"run lacks {lost}: nobody could load its model"):
+    with pytest.raises(ValueError, match=f"run lacks {lost}: its model cannot be loaded"):
         write_repository(run, tmp_path / "out", "user/model")
     assert not (tmp_path / "out").exists()
 

@@ -90,7 +90,7 @@ def test_the_callback_pushes_the_ensemble_once_in_one_commit(kind, metric, expec
         assert f"| {label} | {callback.strategies[name].score:.4f} |" in card
     assert "There are no results on a test split." in card
     assert ("LinkPredictor" in card, "timm.create_model" in card) == (kind == "kvsall", kind == "timm")
-    assert ("computed anew on training data" in card) == (kind in ("timm", "conv"))
+    assert ("recomputed on training data" in card) == (kind in ("timm", "conv"))
 
 
 def test_trainer_push_to_hub_gives_our_card_in_one_commit(hub, tmp_path):
@@ -204,7 +204,7 @@ def test_a_strategy_given_as_a_function_is_described_as_it_is(hub, tmp_path):
     with_aswa(trainer, metric="loss", strategies=strategies, apply="mine", push_to_hub="user/model")
     trainer.train()
     card = files(hub)["README.md"].decode()
-    assert "Adaptive Stochastic Weight Averaging looked at the validation loss" in card
+    assert "Adaptive Stochastic Weight Averaging used the validation loss" in card
     assert "The statistics of BatchNorm layers were averaged like the weights." in card
 
 
