@@ -39,7 +39,7 @@ def report(
 
 
 def _line(task: dict[str, Any], c: dict[str, Any]) -> str:
-    counts = f"better {c['wins']}, level {c['ties']}, worse {c['losses']}"
+    counts = f"better {c['wins']}, equal {c['ties']}, worse {c['losses']}"
     test = f", median {c['median']:+.4f}, p {c['p']:.2g} (n {c['n']})" if len(c["gains"]) > 1 else ""
     return f"{task['task']}, {task['split']} {task['metric']}: ASWA against {c['other']}: {counts}{test}"
 

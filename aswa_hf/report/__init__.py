@@ -1,4 +1,4 @@
-"""Reports over runs: one page that shows what each strategy came to, how, and whether ASWA is really better."""
+"""Reports on runs: one page with the results and decisions of each strategy, and tests of whether ASWA is better."""
 
 from __future__ import annotations
 

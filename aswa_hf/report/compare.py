@@ -1,4 +1,4 @@
-"""ASWA beside the other strategies of the same runs: means over seeds, wins, ties and losses, and their tests."""
+"""ASWA compared with the other strategies of the same runs: means over seeds, wins, ties, losses, and tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aswa_hf.report.statistics import Spread, holm, rounded, signed_rank, spread
 
 OURS = "aswa"
 ALL = "all metrics"
-UNSEEN = ("test", "queries")  # the splits that had no part in choosing the weights
+UNSEEN = ("test", "queries")  # the splits that were not used to choose the weights
 
 Pair = tuple[str, str]  # dataset, model
 Groups = dict[Pair, list[MeasuredRun]]
@@ -22,7 +22,7 @@ Groups = dict[Pair, list[MeasuredRun]]
 
 @dataclass(frozen=True)
 class Comparison:
-    """ASWA against another strategy on unseen data: a gain above zero is in ASWA's favour."""
+    """ASWA against another strategy on unseen data; a gain above zero means that ASWA is better."""
 
     other: str
     metric: str
@@ -49,7 +49,7 @@ class Behind:
 
 
 def by_pair(runs: Iterable[MeasuredRun]) -> Groups:
-    """The runs of each dataset and model: its seeds."""
+    """Groups the runs by dataset and model: each group has one run per seed."""
     groups: Groups = {}
     for run in runs:
         groups.setdefault((run.dataset, run.model), []).append(run)
@@ -57,7 +57,7 @@ def by_pair(runs: Iterable[MeasuredRun]) -> Groups:
 
 
 def strategies_of(runs: Iterable[MeasuredRun]) -> list[str]:
-    """The names of all strategies in the order of the cards; a variant such as swa-all stands beside its own kind."""
+    """Returns the names of all strategies in the order of the cards; variants such as swa-all follow their base."""
     known = list(LABELS)
 
     def place(name: str) -> tuple[int, str]:
@@ -68,14 +68,14 @@ def strategies_of(runs: Iterable[MeasuredRun]) -> list[str]:
 
 
 def splits_of(runs: Iterable[MeasuredRun]) -> list[str]:
-    """The splits that were measured, those of unseen data first."""
+    """Returns the splits that were measured, those of unseen data first."""
     found = {split for run in runs for result in run.scores.values() for split in result}
     known = (*UNSEEN, "validation")
     return [split for split in known if split in found] + sorted(found - set(known))
 
 
 def metrics_of(runs: Iterable[MeasuredRun], split: str) -> list[str]:
-    """The metrics of a split, in the order of the files."""
+    """Returns the metrics of a split, in the order of the files."""
     return list(
         dict.fromkeys(metric for run in runs for result in run.scores.values() for metric in result.get(split, {}))
     )
@@ -86,13 +86,13 @@ def value(run: MeasuredRun, strategy: str, split: str, metric: str) -> float | N
 
 
 def over_seeds(runs: Iterable[MeasuredRun], strategy: str, split: str, metric: str) -> Spread | None:
-    """Mean ± standard deviation of a strategy over the seeds that have it."""
+    """Returns mean ± standard deviation of a strategy over the seeds that have it."""
     values = [found for run in runs if (found := value(run, strategy, split, metric)) is not None]
     return spread(values) if values else None
 
 
 def best_strategies(runs: list[MeasuredRun], names: Iterable[str], split: str, metric: str) -> set[str]:
-    """Which strategies have the best mean, as it is shown."""
+    """Returns the strategies with the best mean, rounded as shown."""
     means = {name: found.mean for name in names if (found := over_seeds(runs, name, split, metric))}
     finite = {name: rounded([mean])[0] for name, mean in means.items() if math.isfinite(mean)}
     if not finite:
@@ -102,12 +102,12 @@ def best_strategies(runs: list[MeasuredRun], names: Iterable[str], split: str, m
 
 
 def twins(groups: Groups) -> dict[Pair, Pair]:
-    """Models with the very results of another on the same dataset, over all seeds they share, by that other one.
+    """Maps each model with the same results as another, on one dataset and all seeds they share, to that other one.
 
     Such a model is the other one under another name: Keci over Cl(0, 1) is ComplEx.
     """
     same: dict[Pair, Pair] = {}
-    # The one with most seeds is counted, the first by name among equals.
+    # The model with the most seeds is counted; among equals, the first by name.
     ordered = sorted(groups, key=lambda pair: (-len(groups[pair]), pair))
     for one, other in combinations(ordered, 2):
         if one[0] != other[0] or one in same or other in same:
@@ -120,7 +120,7 @@ def twins(groups: Groups) -> dict[Pair, Pair]:
 
 
 def gains(groups: Groups, other: str, metric: str, split: str) -> tuple[dict[Pair, float], list[Pair]]:
-    """ASWA's mean gain over another strategy by pair, over the seeds that have both; pairs without a number."""
+    """Returns ASWA's mean gain over another strategy by pair, over seeds with both, and pairs without a finite one."""
     found: dict[Pair, float] = {}
     broken: list[Pair] = []
     for pair, runs in groups.items():
@@ -137,7 +137,7 @@ def gains(groups: Groups, other: str, metric: str, split: str) -> tuple[dict[Pai
 
 
 def poolable(groups: Groups, metrics: Iterable[str], split: str) -> list[str]:
-    """The metrics on one scale, from 0 to 1: only their differences can be ranked together."""
+    """Returns the metrics on one scale, from 0 to 1: only their differences can be ranked together."""
     runs = [run for members in groups.values() for run in members]
     return [
         metric
@@ -153,7 +153,7 @@ def poolable(groups: Groups, metrics: Iterable[str], split: str) -> list[str]:
 
 
 def compare(groups: Groups, metrics: list[str], split: str) -> list[Comparison]:
-    """ASWA against each other strategy over all (dataset, model, metric) pairs; the tests are one family."""
+    """Compares ASWA with each other strategy over all (dataset, model, metric) pairs, as one family of tests."""
     runs = [run for members in groups.values() for run in members]
     label = metrics[0] if len(metrics) == 1 else ALL
     comparisons = []
@@ -177,7 +177,7 @@ def compare(groups: Groups, metrics: list[str], split: str) -> list[Comparison]:
 
 
 def behind(groups: Groups, metric: str, split: str) -> list[Behind]:
-    """Every dataset and model on which ASWA's mean is not the best, with the best other strategy."""
+    """Returns every dataset and model on which ASWA's mean is not the best, with the best other strategy."""
     found = []
     for pair, runs in groups.items():
         ahead = []

@@ -1,4 +1,4 @@
-"""Runs as they lie on disk: what they measured and how their strategies got there, checked on reading."""
+"""Reads and checks runs on disk: the results of their strategies, and the decisions that led to them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ LOWER_IS_BETTER = ("loss", "mean_rank", "perplexity", "error")
 # Settings that do not distinguish runs of the same model on the same dataset: the results have fields for some, and
 # the others do not change the training.
 NOT_DISTINGUISHING = ("dataset", "model", "seed", "strategies", "num_processes")
-# What older results kept outside of their settings.
+# Settings that older results stored outside of their settings.
 OLDER_FIELDS = ("epochs", "dim", "recipe")
 
 
 class NoRunError(ValueError):
-    """A folder that holds no finished run."""
+    """Raised for a folder that does not hold a finished run."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class MeasuredRun:
 
 
 def read_runs(paths: Iterable[str | Path]) -> tuple[list[MeasuredRun], list[str]]:
-    """The runs in a fixed order, and what is to be said about them; the same run given twice counts once.
+    """Returns the runs in a fixed order, and notes about them; a run that is given twice counts once.
 
-    Of several folders, as runs/* gives them, those that hold no finished run are left out.
+    If several folders are given, as by runs/*, those without a finished run are left out.
     """
     runs, left_out = [], []
     for path in sorted(set(map(Path, paths))):
@@ -72,17 +72,17 @@ def read_runs(paths: Iterable[str | Path]) -> tuple[list[MeasuredRun], list[str]
             if not same_scores(first.scores, other.scores):
                 raise ValueError(
                     f"{first.source} and {other.source} are both {first.title} with the same settings, but their "
-                    "results differ. Give one of them."
+                    "results differ. Pass only one of them."
                 )
             if other.trajectories and not kept[-1].trajectories:
                 kept[-1] = replace(other, source=first.source)
-            twice.append(f"{other.source} is {first.source}")
-    told = twice[0] if len(twice) == 1 else f"{len(twice)} of them, the first: {', '.join(twice[:1])}"
-    return _named_apart(kept), notes + [f"Runs that were given twice count once ({told})."] * bool(twice)
+            twice.append(f"{other.source} is the same as {first.source}")
+    which = twice[0] if len(twice) == 1 else f"{len(twice)} of them, the first: {', '.join(twice[:1])}"
+    return _with_distinct_names(kept), notes + [f"Runs that were given twice count once ({which})."] * bool(twice)
 
 
 def read_run(path: str | Path) -> MeasuredRun:
-    """A run folder, a results.json under any name, or a trajectory file."""
+    """Reads a run folder, a results.json under any name, or a trajectory file."""
     path = Path(path)
     if path.is_dir():
         return _read_folder(path)
@@ -93,7 +93,7 @@ def read_run(path: str | Path) -> MeasuredRun:
 
 
 def same_scores(one: Scores, other: Scores) -> bool:
-    """Whether two runs measured the same, to the last digit that is not floating-point noise."""
+    """Returns whether two runs have the same results, apart from floating-point noise."""
     ours, theirs = _flat(one), _flat(other)
     return ours.keys() == theirs.keys() and all(
         math.isclose(value, theirs[key], rel_tol=1e-9, abs_tol=1e-9) or (value != value and theirs[key] != theirs[key])
@@ -109,10 +109,10 @@ def _read_folder(folder: Path) -> MeasuredRun:
     if trajectory.is_file():
         return _from_trajectory(trajectory, folder)
     if checkpoints(folder):
-        raise NoRunError(f"The run in {folder} has no {RESULTS} yet: it was not finished. Go on with it by --resume.")
+        raise NoRunError(f"The run in {folder} has no {RESULTS} yet: it was not finished. Resume it with --resume.")
     inside = any((child / RESULTS).is_file() or _is_result(child) for child in folder.iterdir())
-    hint = f" There are results inside: give them as {folder}/*." if inside else ""
-    raise NoRunError(f"{folder} is no run: it has neither {RESULTS} nor {TRAJECTORY}.{hint}")
+    hint = f" There are results inside: pass them as {folder}/*." if inside else ""
+    raise NoRunError(f"{folder} is not a run: it has neither {RESULTS} nor {TRAJECTORY}.{hint}")
 
 
 def _is_result(path: Path) -> bool:
@@ -136,7 +136,7 @@ def _from_results(path: Path, content: dict[str, Any], source: Path | None = Non
     missing = [key for key in ("task", "dataset", "model", "strategies") if not content.get(key)]
     if missing:
         raise ValueError(
-            f"{path} has no {missing[0]!r}. Expected the results.json of a run, as `aswa-hf train` writes."
+            f"{path} has no {missing[0]!r}. Expected the results.json of a run, as `aswa-hf train` writes it."
         )
     return _run(path, content, source or path)
 
@@ -146,7 +146,7 @@ def _run(path: Path, content: dict[str, Any], source: Path) -> MeasuredRun:
         raise ValueError(f"{path}: 'strategies' must map names to results, got {content['strategies']!r}.")
     seed = content.get("seed")
     if not (seed is None or isinstance(seed, int)):
-        raise ValueError(f"{path}: 'seed' must be a whole number, got {seed!r}.")
+        raise ValueError(f"{path}: 'seed' must be an integer, got {seed!r}.")
     scores = {name: _splits(path, name, result) for name, result in content["strategies"].items()}
     metrics = {metric for result in scores.values() for values in result.values() for metric in values}
     return MeasuredRun(
@@ -163,7 +163,7 @@ def _run(path: Path, content: dict[str, Any], source: Path) -> MeasuredRun:
 
 
 def _splits(path: Path, name: str, result: Any) -> dict[str, dict[str, float]]:
-    """The metrics of a strategy by split; whatever else is told of it is passed over."""
+    """Returns the metrics of a strategy by split; other information is ignored."""
     parts = result.items() if isinstance(result, dict) else ()
     splits = {split: dict(_leaves(values)) for split, values in parts if isinstance(values, dict)}
     if not any(splits.values()):
@@ -176,7 +176,7 @@ def _splits(path: Path, name: str, result: Any) -> dict[str, dict[str, float]]:
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Metrics, also those in groups: {"2p": {"mrr": …}} gives "2p mrr"."""
+    """Yields metrics, also those in groups: {"2p": {"mrr": …}} yields "2p mrr"."""
     for name, value in values.items():
         if isinstance(value, dict):
             yield from _leaves(value, f"{prefix}{name} ")
@@ -185,13 +185,13 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, 
 
 
 def _from_trajectory(path: Path, source: Path) -> MeasuredRun:
-    """A run of which only the trajectory was kept: its own account if there is one, else the last scores."""
+    """Reads a run that only has a trajectory file: the description in it if there is one, else the last scores."""
     trajectories, about = load_trajectories(path)
     folder = source.resolve().stem if source.is_file() else source.resolve().name
-    told = about.get("run")
-    if isinstance(told, dict) and told.get("strategies"):
-        # The callback in a Trainer of one's own knows neither the task nor the data; the folder tells such runs apart.
-        known = {key: value for key, value in decode_numbers(told).items() if value is not None}
+    described = about.get("run")
+    if isinstance(described, dict) and described.get("strategies"):
+        # In a user's own Trainer the callback may not know task and data; the folder distinguishes such runs.
+        known = {key: value for key, value in decode_numbers(described).items() if value is not None}
         model = known.get("model", "") if known.get("dataset") else folder
         run = _run(path, {"task": "training", "dataset": "", **known, "model": model}, source)
         return _with_trajectories(run, path)
@@ -215,7 +215,7 @@ def _with_trajectories(run: MeasuredRun, path: Path) -> MeasuredRun:
 
 
 def _settings(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
-    """What distinguishes a run from others of the same model on the same dataset, beside the seed."""
+    """Returns what distinguishes a run from others of the same model on the same dataset, beside the seed."""
     older = {name: content[name] for name in OLDER_FIELDS if content.get(name) is not None}
     settings = content.get("settings")
     if not isinstance(settings, dict):
@@ -225,16 +225,16 @@ def _settings(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in (older | settings).items() if name not in NOT_DISTINGUISHING}
 
 
-def _named_apart(runs: list[MeasuredRun]) -> list[MeasuredRun]:
-    """Runs of the same model on the same dataset with other settings are told apart by these: "keci, dim 64"."""
+def _with_distinct_names(runs: list[MeasuredRun]) -> list[MeasuredRun]:
+    """Adds differing settings to the names of runs of the same model on the same dataset: "keci, dim 64"."""
     named = []
     for _, group in groupby(runs, key=lambda run: (run.task, run.dataset, run.model)):
         members = list(group)
         keys = dict.fromkeys(key for run in members for key in run.settings)
         differing = [key for key in keys if len({str(run.settings.get(key, "default")) for run in members}) > 1]
         for run in members:
-            told = [f"{key.replace('_', '-')} {run.settings.get(key, 'default')}".strip() for key in differing]
-            named.append(replace(run, model=", ".join([run.model, *told])))
+            settings = [f"{key.replace('_', '-')} {run.settings.get(key, 'default')}".strip() for key in differing]
+            named.append(replace(run, model=", ".join([run.model, *settings])))
     return named
 
 

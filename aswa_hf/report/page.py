@@ -1,4 +1,4 @@
-"""The page of a report: everything it says as plain data, then as HTML with its pictures inside."""
+"""The page of a report: its content as plain data, then as HTML with embedded plots."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ TEMPLATE = "page.html"
 
 @dataclass
 class Task:
-    """What a report says of the runs of one task."""
+    """The content of a report on the runs of one task."""
 
     name: str
     groups: Groups
     strategies: list[str]
     splits: list[str]
-    judged: str | None
+    unseen_split: str | None
     metric: str
     twins: dict[Pair, Pair]
     counted: Groups
@@ -68,9 +68,9 @@ class Task:
 def write_report(
     paths: Iterable[str | Path], output: str | Path, track: Callable[[list[Any]], Iterable[Any]] = iter
 ) -> dict[str, Any]:
-    """Writes the page and its pictures, and gives what the page says as plain data.
+    """Writes the page and its plots, and returns the content of the page as plain data.
 
-    The page holds its pictures; the same stand as PNGs in the folder `<page>_files` beside it.
+    The plots are embedded in the page, and also saved as PNG files in the folder `<page>_files` beside it.
     """
     output = Path(output)
     if output.suffix.lower() not in (".html", ".htm") or output.is_dir():
@@ -97,32 +97,32 @@ def _task(name: str, runs: list[MeasuredRun]) -> Task:
     counted = {pair: members for pair, members in groups.items() if pair not in twins}
     splits = compare.splits_of(runs)
     strategies = compare.strategies_of(runs)
-    judged = splits[0] if splits[0] in compare.UNSEEN else None
+    unseen = splits[0] if splits[0] in compare.UNSEEN else None
     metrics = compare.metrics_of(runs, splits[0])
     decided = [run.metric for run in runs if run.metric in metrics]
     metric = next((name for name in metrics if name.startswith("average ")), (decided or metrics)[0])
-    task = Task(name, groups, strategies, splits, judged, metric, twins, counted)
-    if judged and OURS in strategies:
-        task.pooled = compare.poolable(counted, metrics, judged)
+    task = Task(name, groups, strategies, splits, unseen, metric, twins, counted)
+    if unseen and OURS in strategies:
+        task.pooled = compare.poolable(counted, metrics, unseen)
         families = [*([one] for one in metrics), *([task.pooled] if len(task.pooled) > 1 else [])]
-        tested = [compare.compare(counted, family, judged) for family in families]
+        tested = [compare.compare(counted, family, unseen) for family in families]
         task.comparisons = {found[0].metric: found for found in tested if found}
-        task.behind = compare.behind(counted, metric, judged)
-        best = [compare.best_strategies(members, strategies, judged, metric) for members in counted.values()]
+        task.behind = compare.behind(counted, metric, unseen)
+        best = [compare.best_strategies(members, strategies, unseen, metric) for members in counted.values()]
         task.shared = sum(OURS in names and len(names) > 1 for names in best)
     return task
 
 
 def _notes(task: Task) -> list[str]:
-    """What a reader must know of the runs before believing the figures."""
+    """Returns what a reader must know about the runs to interpret the results."""
     notes = []
     merged: dict[tuple[str, str], list[str]] = {}
     for (dataset, model), (_, first) in task.twins.items():
         merged.setdefault((model, first), []).append(dataset)
     for (model, first), datasets in merged.items():
         notes.append(
-            f"{model} and {first} have identical results for every seed they share on {_listed(datasets)}: they are "
-            f"the same model there (as Keci over Cl(0, 1) is ComplEx). The counts and tests take {first} alone."
+            f"{model} and {first} have identical results for every seed they share on {_listed(datasets)}: there "
+            f"they are the same model (as Keci over Cl(0, 1) is ComplEx). Counts and tests include only {first}."
         )
     for other in (name for name in task.strategies if name != OURS):
         broken = {
@@ -133,21 +133,21 @@ def _notes(task: Task) -> list[str]:
         }
         if broken:
             notes.append(
-                f"ASWA or {other} has a value that is no finite number on {_listed(sorted(broken))}: left out of the "
+                f"ASWA or {other} has a value that is not finite on {_listed(sorted(broken))}: excluded from the "
                 f"counts and tests against {other}."
             )
     some = [run.source for run in task.runs if not set(task.strategies) <= set(run.scores)]
     if some:
-        notes.append(f"Not every run has every strategy ({_listed(some)}); each comparison takes the seeds with both.")
+        notes.append(f"Not every run has every strategy ({_listed(some)}); each comparison uses the seeds with both.")
     without = [run.source for run in task.runs if not run.trajectories]
     if without:
-        told = _listed(without) if len(without) <= 4 else f"{len(without)} runs"
-        notes.append(f"No trajectory was kept with {told}: the results are shown without decisions.")
+        which = _listed(without) if len(without) <= 4 else f"{len(without)} runs"
+        notes.append(f"There is no trajectory for {which}: the results are shown without decisions.")
     return notes
 
 
 def _jobs(task: Task) -> list[tuple[str, Callable[[], bytes]]]:
-    """The pictures to draw: the name of the file, and the drawing."""
+    """Returns the plots to draw: the name of the file, and the function that draws it."""
     jobs: list[tuple[str, Callable[[], bytes]]] = []
 
     def add(key: str, name: str, draw: Callable[[], Any]) -> None:
@@ -157,7 +157,7 @@ def _jobs(task: Task) -> list[tuple[str, Callable[[], bytes]]]:
         task.pictures[key] = file
         jobs.append((file, lambda: as_png(draw())))
 
-    if task.judged:
+    if task.unseen_split:
         add("comparison", f"{task.name} comparison", partial(_draw_comparison, task))
     if len(task.counted) > 1 and task.metric in task.comparisons:
         add("gains", f"{task.name} gains", partial(_draw_gains, task))
@@ -171,20 +171,20 @@ def _jobs(task: Task) -> list[tuple[str, Callable[[], bytes]]]:
 
 def _draw_comparison(task: Task) -> Any:
     def column(name: str) -> list[tuple[float, float] | None]:
-        found = [task.spread(pair, name, str(task.judged), task.metric) for pair in task.counted]
+        found = [task.spread(pair, name, str(task.unseen_split), task.metric) for pair in task.counted]
         return [(one.mean, one.std or 0.0) if one else None for one in found]
 
     columns = {name: column(name) for name in task.strategies}
-    return draw_comparison(list(task.counted), columns, f"{task.judged} {task.metric}")
+    return draw_comparison(list(task.counted), columns, f"{task.unseen_split} {task.metric}")
 
 
 def _draw_gains(task: Task) -> Any:
     rows = {one.other: (list(one.gains.values()), one.median) for one in task.comparisons[task.metric]}
-    return draw_gains(rows, f"gain of ASWA in {task.judged} {task.metric} (left of 0: ASWA is worse)")
+    return draw_gains(rows, f"gain of ASWA in {task.unseen_split} {task.metric} (left of 0: ASWA is worse)")
 
 
-def story(run: MeasuredRun) -> dict[str, Any]:
-    """What happened in a run, in numbers: decisions, members, the last change, and how the running model fared."""
+def decision_summary(run: MeasuredRun) -> dict[str, Any]:
+    """Summarizes a run in numbers: decisions, members, the last change, and the running model's scores."""
     trajectory = run.trajectories.get(OURS)
     if not trajectory:
         return {}
@@ -222,19 +222,25 @@ def _render(tasks: list[Task], notes: list[str], pictures: dict[str, bytes]) -> 
     environment.filters |= {"number": _number, "gain": lambda v: _number(v, sign="+"), "p": _p}
     embedded = {name: f"data:image/png;base64,{base64.b64encode(png).decode()}" for name, png in pictures.items()}
     page = environment.get_template(TEMPLATE).render(
-        tasks=tasks, notes=notes, embedded=embedded, story=story, labels=LABELS, ours=OURS, all_metrics=ALL
+        tasks=tasks,
+        notes=notes,
+        embedded=embedded,
+        decision_summary=decision_summary,
+        labels=LABELS,
+        ours=OURS,
+        all_metrics=ALL,
     )
     return page.strip() + "\n"
 
 
 def _as_data(tasks: list[Task], notes: list[str]) -> dict[str, Any]:
-    """What the page says, for a program to read."""
+    """Returns the content of the page as plain data."""
     data = {
         "notes": notes,
         "tasks": [
             {
                 "task": task.name,
-                "split": task.judged,
+                "split": task.unseen_split,
                 "metric": task.metric,
                 "results": [
                     {"dataset": pair[0], "model": pair[1], "split": split, "metric": metric, "strategy": name}
@@ -251,7 +257,8 @@ def _as_data(tasks: list[Task], notes: list[str]) -> dict[str, Any]:
                     {"dataset": b.pair[0], "model": b.pair[1], "strategy": b.other, "gap": b.gap} for b in task.behind
                 ],
                 "runs": [
-                    {"source": run.source, "dataset": run.dataset, "model": run.model, "seed": run.seed} | story(run)
+                    {"source": run.source, "dataset": run.dataset, "model": run.model, "seed": run.seed}
+                    | decision_summary(run)
                     for run in task.runs
                 ],
             }

@@ -1,4 +1,4 @@
-"""What many results say together: mean and spread over seeds, wins and losses, and the Wilcoxon signed-rank test."""
+"""Statistics over many results: mean and spread over seeds, wins and losses, and the Wilcoxon signed-rank test."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import fmean, median, stdev
 
 import numpy as np
 
-# Differences are compared as they are shown: what is level in four decimal places is a tie.
+# Differences are compared as they are shown: what is equal in four decimal places is a tie.
 DIGITS = 4
 
 
@@ -33,37 +33,37 @@ class SignedRank:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Mean ± standard deviation; a value that is no finite number leaves none."""
+    """Returns mean ± standard deviation; NaN and None if a value is not finite."""
     if not all(map(math.isfinite, values)):
         return Spread(math.nan, None, len(values))
     return Spread(fmean(values), stdev(values) if len(values) > 1 else None, len(values))
 
 
 def rounded(differences: Sequence[float]) -> list[float]:
-    """Differences as they count: beyond `DIGITS` places they are the noise of floating point."""
+    """Rounds differences to `DIGITS` places: beyond that they are floating-point noise."""
     return [round(difference, DIGITS) for difference in differences]
 
 
 def win_tie_loss(differences: Sequence[float]) -> tuple[int, int, int]:
-    """How many differences are above, at and below zero."""
+    """Returns how many differences are above, at and below zero."""
     signs = rounded(differences)
     return sum(d > 0 for d in signs), sum(d == 0 for d in signs), sum(d < 0 for d in signs)
 
 
 def signed_rank(differences: Sequence[float]) -> SignedRank:
-    """Wilcoxon's test that differences are symmetric about zero; their median, zeros included, is the effect.
+    """Wilcoxon's test of whether differences are symmetric about zero; their median, with zeros, is the effect size.
 
     Zeros are dropped before ranking, as Wilcoxon did; equal sizes share their mean rank. p is exact for any n, also
     with shared ranks: 2·P(W ≤ min(W⁺, W⁻)) over all 2ⁿ equally likely signs.
     """
     differences = rounded(differences)
     nonzero = [d for d in differences if d]
-    # Twice the mean rank of each size is a whole number: as many below it, as many at or below it, plus one.
+    # Twice the mean rank of each size is an integer: the number below it, plus that at or below it, plus one.
     sizes = [abs(d) for d in nonzero]
     ranks = [sum(s < size for s in sizes) + sum(s <= size for s in sizes) + 1 for size in sizes]
     positive = sum(rank for rank, d in zip(ranks, nonzero, strict=True) if d > 0)
     smaller = min(positive, sum(ranks) - positive)
-    chance = np.zeros(sum(ranks) + 1)  # of every sum of the ranks that get a plus
+    chance = np.zeros(sum(ranks) + 1)  # probability of every sum of the positive ranks
     chance[0] = 1.0
     for rank in ranks:
         chance[rank:] = (chance[rank:] + chance[:-rank]) / 2
@@ -77,7 +77,7 @@ def signed_rank(differences: Sequence[float]) -> SignedRank:
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """p-values of several tests, each as large as it must be for all of them to be believed together (Holm)."""
+    """Returns the p-values of several tests, corrected for their number by Holm's method."""
     adjusted = [0.0] * len(ps)
     largest = 0.0
     for place, index in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):

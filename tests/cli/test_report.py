@@ -42,7 +42,7 @@ def test_trained_runs_become_one_page(runs, tmp_path, capsys):
     ("arguments", "message"),
     [
         (["nowhere"], "aswa-hf: nowhere does not exist. Expected a run folder"),
-        (["."], "aswa-hf: . is no run: it has neither results.json nor aswa_trajectory.json."),
+        (["."], "aswa-hf: . is not a run: it has neither results.json nor aswa_trajectory.json."),
         ([".", "--output", "page.txt"], "aswa-hf: The report is an HTML page, so --output must end in .html"),
     ],
 )

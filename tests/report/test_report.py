@@ -182,7 +182,7 @@ def test_values_that_are_no_numbers_are_left_out_and_told(save, tmp_path):
     told = write_report(paths, tmp_path / "report.html")
     (comparison,) = told["tasks"][0]["comparisons"]
     assert comparison["gains"] == {"UMLS · b": pytest.approx(0.1)}
-    assert any("no finite number on UMLS · c and UMLS · keci" in note for note in told["notes"])
+    assert any("not finite on UMLS · c and UMLS · keci" in note for note in told["notes"])
     json.dumps(told, allow_nan=False)
     assert "nan" in (tmp_path / "report.html").read_text()
 
@@ -272,7 +272,7 @@ BROKEN = {
     "a strategy without results": (json.dumps(result(1, 0) | {"strategies": {"aswa": 3}}), "strategy 'aswa' has no"),
     "a value is text": (json.dumps(result("good", 0)), "aswa test mrr must be a number, got 'good'|aswa validation"),
     "a value is true": (json.dumps(result(0.5, True)), "last test mrr must be a number, got True"),
-    "the seed is text": (json.dumps(result(1, 0, seed="one")), "'seed' must be a whole number"),
+    "the seed is text": (json.dumps(result(1, 0, seed="one")), "'seed' must be an integer"),
     "a broken trajectory": ('{"format": "aswa-trajectory", "version": 1}', "is damaged"),
 }
 
@@ -290,14 +290,14 @@ def test_a_folder_that_is_no_run_is_named_with_what_to_do(tmp_path):
     with pytest.raises(ValueError, match="nowhere does not exist"):
         read_run(tmp_path / "nowhere")
     with pytest.raises(
-        ValueError, match=f"{tmp_path} is no run: it has neither results.json nor aswa_trajectory.json.$"
+        ValueError, match=f"{tmp_path} is not a run: it has neither results.json nor aswa_trajectory.json.$"
     ):
         read_run(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match=r"nor aswa_trajectory.json.$"):
         read_run(tmp_path)
     run_folder(tmp_path / "run", result(0.5, 0.4))
-    with pytest.raises(ValueError, match=r"There are results inside: give them as .*/\*\.$"):
+    with pytest.raises(ValueError, match=r"There are results inside: pass them as .*/\*\.$"):
         read_run(tmp_path)
     (tmp_path / "begun" / "checkpoint-2").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"begun has no results\.json yet: it was not finished"):
