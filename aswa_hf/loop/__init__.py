@@ -1,5 +1,7 @@
 """Weight averaging in a loop of Accelerate: `fit`."""
 
-from aswa_hf.loop.training import Run, fit
+from aswa_hf.loop.training import FitResult, fit
 
-__all__ = ["Run", "fit"]
+Run = FitResult  # the former name of FitResult
+
+__all__ = ["FitResult", "Run", "fit"]

@@ -119,8 +119,10 @@ def check_training(optimizer: Any, train_loader: Any, scheduler: Any) -> None:
         )
 
 
-def refuse_unsupported(accelerator: Accelerator, train_loader: Any, checkpoint_dir: str | Path | None) -> None:
-    """Raises for settings under which weights cannot be averaged, or a run not be resumed."""
+def check_accelerator_supported(
+    accelerator: Accelerator, train_loader: Any, checkpoint_dir: str | Path | None
+) -> None:
+    """Raises ValueError for settings under which weights cannot be averaged, or a run cannot be resumed."""
     kind = accelerator.distributed_type
     if kind in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
         raise ValueError(f"fit() does not support {kind.value}, which keeps the weights to itself. Use DDP or FSDP2.")

@@ -40,6 +40,7 @@ from aswa_hf.comparison import (
 from aswa_hf.loop.checkpoints import Place, drop_all_but, opened
 from aswa_hf.loop.checks import (
     Stop,
+    check_accelerator_supported,
     check_arguments,
     check_loss,
     check_training,
@@ -47,7 +48,6 @@ from aswa_hf.loop.checks import (
     loss_of,
     metrics_of_main,
     prepared,
-    refuse_unsupported,
 )
 from aswa_hf.run_folder import write_trajectory
 from aswa_hf.strategies import Strategy
@@ -57,8 +57,8 @@ logger = get_logger(__name__)
 
 
 @dataclass
-class Run:
-    """What a training run leaves: its strategies with their weights, and a row of numbers for every epoch."""
+class FitResult:
+    """The result of `fit`: the strategies with their weights, a row of numbers for every epoch, and the last step."""
 
     strategies: dict[str, Strategy]
     history: list[dict[str, Any]]
@@ -97,7 +97,7 @@ def fit(
     save_steps: int | None = None,
     save_total_limit: int | None = 2,
     progress: bool = True,
-) -> Run:
+) -> FitResult:
     """Trains `model` and ends with the ensemble in it.
 
     Args:
@@ -131,7 +131,7 @@ def fit(
     check_options(apply, factories, batchnorm, bn_batches, flags)
     check_arguments(accelerator, model, {"evaluate": evaluate, "loss": loss}, counts, max_grad_norm)
     check_training(optimizer, train_loader, scheduler)
-    refuse_unsupported(accelerator, train_loader, checkpoint_dir)
+    check_accelerator_supported(accelerator, train_loader, checkpoint_dir)
     if every > epochs and factories:
         raise ValueError(f"every={every} is more than epochs={epochs}: the run would never decide.")
     if greater_is_better is None:
@@ -225,7 +225,7 @@ def fit(
                 save()
 
     model.eval()
-    run = Run(shadows, place.history, place.step)
+    result = FitResult(shadows, place.history, place.step)
     if apply is not None and shadows[apply].members == 0:
         reason = why_empty(shadows[apply], score.label, "the run had no decision point")
         logger.warning(f"The {apply} ensemble is empty: {reason}. The running weights stay in the model.")
@@ -239,4 +239,4 @@ def fit(
             greater_is_better=greater_is_better,
             applied=apply,
         )
-    return run
+    return result
