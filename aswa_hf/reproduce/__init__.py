@@ -1,1 +1,1 @@
-"""The paper's tables: what they need to be run, running it, and showing it beside the paper's figures."""
+"""The paper's tables: the runs they need, training them, and their results beside the paper's figures."""

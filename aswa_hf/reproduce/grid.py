@@ -1,4 +1,4 @@
-"""Running what a table still needs, with the time it will take."""
+"""Trains and evaluates the runs that a table still needs, with an estimate of the remaining time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aswa_hf.run_folder import CONSOLE
 
 
 def state(table: Table, run: GridRun, output_dir: Path) -> str:
-    """What is left to do for a run, in a few words; "done" if nothing."""
+    """The state of a run in a few words: "done" if nothing is left to do."""
     if is_trained(run, output_dir):
         return "done" if is_measured(table.name, run, output_dir) else "trained, to be evaluated"
     saved = epochs_saved(run, output_dir)
@@ -29,7 +29,7 @@ def state(table: Table, run: GridRun, output_dir: Path) -> str:
 def run_grid(
     table: Table, runs: Sequence[GridRun], sources: Mapping[str, str], output_dir: Path, console: Console
 ) -> dict[GridRun, str]:
-    """Does every run that is not done; returns those that failed, and why. The others are done all the same."""
+    """Completes every run that is not done; returns those that failed, and why. A failure does not stop the others."""
     failed: dict[GridRun, str] = {}
     waiting: list[GridRun] = []
     for run in runs:
@@ -39,9 +39,9 @@ def run_grid(
         except ValueError as error:
             _report(run, error, failed, console)
     if len(waiting) < len(runs):
-        console.print(f"{len(runs) - len(waiting) - len(failed)} of {len(runs)} runs are done already.")
+        console.print(f"{len(runs) - len(waiting) - len(failed)} of {len(runs)} runs are already done.")
     with progress_bar(console) as progress:
-        # In epochs, whatever one takes: the time left is estimated from those done.
+        # Progress is counted in epochs, although some take longer than others.
         bar = progress.add_task("", total=sum(run.epochs for run in waiting))
         before = 0
         for number, run in enumerate(waiting, 1):
@@ -63,12 +63,12 @@ def run_grid(
             else:
                 console.print(f"{place}: {shown(time.monotonic() - start)}", soft_wrap=True)
             before += run.epochs
-            gc.collect()  # a trainer and its callbacks hold each other
+            gc.collect()  # a trainer and its callbacks refer to each other
     return failed
 
 
 def shown(seconds: float) -> str:
-    """A duration in the unit that suits it."""
+    """A duration in a suitable unit."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,4 +1,4 @@
-"""What two of the tables measure with the weights that a finished link prediction run has kept."""
+"""The measurements of two tables, with the saved weights of finished link-prediction runs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from aswa_hf.reproduce.runs import GridRun, printed_to, results
 from aswa_hf.reproduce.tables import SHAPES
 from aswa_hf.run_folder import CONSOLE, write_json
 
-# The paper's: 500 queries of every shape, and the ten best entities kept between two hops.
+# The paper's settings: 500 queries of every shape, and the ten best entities kept between two hops.
 QUERIES: dict[str, Any] = {"per_shape": 500, "seed": 0, "beam": 10}
 
 
 def part_file(table: str) -> str | None:
-    """Where in a run's folder the numbers of a table are, if they are not among its own results."""
+    """The file in a run's folder with the numbers of a table, if they are not in results.json."""
     return f"{table}.json" if table in MEASURED else None
 
 
@@ -33,7 +33,7 @@ def is_measured(table: str, run: GridRun, output_dir: Path) -> bool:
 
 
 def measure(table: str, run: GridRun, source: str, output_dir: Path) -> None:
-    """Evaluates the final weights of all strategies of a run, and writes what came of it beside its results."""
+    """Evaluates the final weights of all strategies of a run, and writes the metrics to its folder."""
     from aswa_hf.kge import LinkPredictor
 
     name = part_file(table)
@@ -88,7 +88,7 @@ def _graph(source: str) -> Any:
 
 @lru_cache(maxsize=1)
 def _queries(source: str) -> Any:
-    """The queries of all shapes; a shape of which a small graph has none is left out."""
+    """The queries of all shapes, except those of which a small graph has none."""
     from datasets import concatenate_datasets
 
     from aswa_hf.kge import generate_queries

@@ -1,4 +1,4 @@
-"""The runs that a table needs: what they are called, whether they are finished, and training one."""
+"""The runs that a table needs: their names, whether they are finished, and how they are trained."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aswa_hf.run_folder import CONSOLE, RESULTS, SETTINGS, epochs_done, last_tra
 
 @dataclass(frozen=True)
 class GridRun:
-    """One training run of a grid, under the name that the table has for its dataset; tables share equal ones."""
+    """One training run of a grid, with the table's name of its dataset; tables share equal runs."""
 
     dataset: str
     settings: KGERun | ImageRun
@@ -43,7 +43,7 @@ class GridRun:
 
     @property
     def name(self) -> str:
-        """The name of its folder."""
+        """The name of the run's folder."""
         parts = [self.dataset.lower().replace("/", "-"), self.model, str(self.seed), str(self.epochs)]
         if isinstance(self.settings, ImageRun):
             default = ImageRun(dataset=self.settings.dataset)
@@ -84,19 +84,19 @@ def plan(
 
 
 def recipe_epochs(model: str) -> int:
-    """How long the SWA paper trains a model on CIFAR."""
+    """The number of epochs for which the SWA paper trains a model on CIFAR."""
     from aswa_hf.vision.recipes import find_recipe
 
     return find_recipe(None, model, 10)[1].epochs
 
 
 def is_trained(run: GridRun, output_dir: Path) -> bool:
-    """Whether a run's training is over; raises if its folder holds a run with other settings."""
+    """Whether a run's training is finished; raises ValueError if its folder holds a run with other settings."""
     folder = output_dir / run.name
     if not (folder / SETTINGS).is_file():
         return False
     found, expected = read_object(folder / SETTINGS), run.settings.to_settings({}, 1)
-    # What is None there follows from the recipe or the data.
+    # Settings that are None here follow from the recipe or the data.
     expected = {name: value for name, value in expected.items() if value is not None and name != "num_processes"}
     if expected.get("precision") == "auto":
         del expected["precision"]
@@ -113,7 +113,7 @@ def _plain_name(dataset: str) -> str:
 
 
 def train(run: GridRun, source: str, output_dir: Path, callbacks: Sequence[Any] = ()) -> None:
-    """Trains a run, or resumes it; what it prints goes to a file of its folder."""
+    """Trains a run, or resumes it; its output goes to a file in its folder."""
     folder = output_dir / run.name
     settings = replace(run.settings, dataset=source)
     resume = last_trainer_checkpoint(folder) is not None
@@ -131,17 +131,17 @@ def train(run: GridRun, source: str, output_dir: Path, callbacks: Sequence[Any] 
 
 @contextmanager
 def printed_to(path: Path) -> Iterator[None]:
-    """Redirects what is printed to the end of a file: the output of many runs would flood the terminal."""
+    """Appends printed output to a file: the output of many runs would fill the terminal."""
     with path.open("a", encoding="utf-8") as file, redirect_stdout(file), redirect_stderr(file):
         yield
 
 
 def epochs_saved(run: GridRun, output_dir: Path) -> float:
-    """How many epochs of a run are saved in its last checkpoint."""
+    """The number of epochs of a run at its last checkpoint."""
     return epochs_done(last_trainer_checkpoint(output_dir / run.name))
 
 
 def results(run: GridRun, output_dir: Path, part: str = RESULTS) -> dict[str, Any] | None:
-    """What a run has written to its results, or to another part of them."""
+    """The content of a run's results.json, or of another file in its folder; None if there is no such file."""
     path = output_dir / run.name / part
     return read_object(path) if path.is_file() else None

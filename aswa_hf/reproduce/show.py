@@ -1,4 +1,4 @@
-"""A table of the paper beside what the runs gave."""
+"""A table of the paper beside the results of the runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LINES = (("ours", "ours", ""), ("±", "deviation", ""), ("paper", "paper", ""), 
 def rows(table: Table, runs: Sequence[GridRun], output_dir: Path) -> list[dict[str, Any]]:
     """The rows of a table: `{"dataset", "model", "strategy", "val_ratio", "columns": {name: cell}}`.
 
-    A cell is `{"ours", "deviation", "runs", "paper", "paper_deviation", "difference"}`; what there is not is None.
+    A cell is `{"ours", "deviation", "runs", "paper", "paper_deviation", "difference"}`; missing values are None.
     """
     found = {run: _scores(table, run, output_dir) for run in runs}
     columns = list(table.columns)
@@ -48,7 +48,7 @@ def rows(table: Table, runs: Sequence[GridRun], output_dir: Path) -> list[dict[s
 
 
 def _scores(table: Table, run: GridRun, output_dir: Path) -> dict[tuple[str, str], float]:
-    """The numbers of a run that belong into a table, by strategy and metric."""
+    """The numbers of a run for a table, by strategy and metric."""
     part = part_file(table.name)
     content = results(run, output_dir, part or RESULTS)
     if content is None or not is_measured(table.name, run, output_dir):
@@ -60,7 +60,7 @@ def _scores(table: Table, run: GridRun, output_dir: Path) -> dict[tuple[str, str
     for strategy, measured in content["strategies"].items():
         for name, value in measured[where].items():
             number = value["mrr"] if isinstance(value, dict) else value
-            # What is not finite is written as a string, and has no place in a mean.
+            # Numbers that are not finite are written as strings, and are left out of the mean.
             if isinstance(number, float):
                 found[strategy, name] = scale * number
     return found
@@ -88,7 +88,7 @@ def _cell(values: list[float], paper: Figure | None) -> dict[str, Any]:
 
 
 def title(table: Table, runs: Sequence[GridRun]) -> str:
-    """What a table shows, and with which settings; where these are not the paper's, it says so."""
+    """The title of a table, with its settings and a note if these are not the paper's."""
     epochs = list(dict.fromkeys(run.epochs for run in runs))
     seeds = list(dict.fromkeys(run.seed for run in runs))
     parts = ["epochs: " + ", ".join(map(str, epochs)), "seeds: " + ", ".join(map(str, seeds))]

@@ -1,4 +1,4 @@
-"""The paper's tables as configurations: which runs each needs, and where in a run its numbers are."""
+"""The paper's tables as configurations: the runs that each needs, and where in a run its numbers are."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ MODELS = {
         "wrn28_10_cifar": "WRN-28-10",
     },
 }
-# The strategies that shadow a run; it ships the first.
+# The strategies of a run; the weights of the first are saved.
 COMPARED = {
     KGE: ("aswa", "swa-all", "swa", "ema", "best", "last"),
     IMAGES: ("aswa", "swa", "ema", "best", "last"),
 }
-# What load_kg and load_cifar find without a folder.
+# The names that load_kg and load_cifar accept without a folder.
 BUILT_IN = {KGE: ("countries", "countries-s1", "countries-s2", "countries-s3"), IMAGES: ("digits",)}
 ON_THE_HUB = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}
 
@@ -46,7 +46,7 @@ LONG_RUNS = tuple(range(300, 1001, 100))
 
 @dataclass(frozen=True)
 class Table:
-    """One of the paper's tables. Without `epochs`, its runs are as long as the recipes of their models say."""
+    """One of the paper's tables. Without `epochs`, the lengths of its runs are those of the models' recipes."""
 
     name: str
     title: str
@@ -61,7 +61,7 @@ class Table:
 
     @property
     def by_epochs(self) -> bool:
-        """Whether the columns are lengths of runs."""
+        """Whether each column is a number of epochs."""
         return not self.columns
 
 
@@ -133,7 +133,7 @@ TABLES = {
 
 
 def plain(name: str) -> str:
-    """A name without what people write differently: FB15K-237 and fb15k_237 are fb15k237."""
+    """A name without differences in spelling: FB15K-237 and fb15k_237 are fb15k237."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
@@ -144,7 +144,7 @@ def find_table(name: str) -> Table:
 
 
 def find_models(table: Table, names: list[str] | None) -> list[str]:
-    """The asked models, `vgg16` standing for `vgg16_cifar`; without names those of the table."""
+    """The models by name, where `vgg16` stands for `vgg16_cifar`; without names, those of the table."""
     known = MODELS[table.task]
     found = []
     for name in table.models if names is None else names:
@@ -156,7 +156,7 @@ def find_models(table: Table, names: list[str] | None) -> list[str]:
 
 
 def find_dataset(table: Table, name: str, data_dir: Path) -> str:
-    """What load_kg or load_cifar takes for a dataset: a folder below `data_dir`, a built-in name or a Hub id."""
+    """The argument of load_kg or load_cifar for a dataset: a folder below `data_dir`, a built-in name or a Hub id."""
     for folder in (*sorted(data_dir.glob("*")), *sorted(data_dir.glob("*/*"))):
         if folder.is_dir() and plain(folder.name) == plain(name):
             return str(folder)
@@ -168,5 +168,5 @@ def find_dataset(table: Table, name: str, data_dir: Path) -> str:
         return ON_THE_HUB[plain(name)]
     raise ValueError(
         f"{name} is missing: there is no folder of that name in {data_dir} or a folder below it. Put its files into "
-        f"{data_dir / name}, or say where it is with --data-dir, or give a Hub dataset (user/name) to --datasets."
+        f"{data_dir / name}, or set --data-dir to its location, or give a Hub dataset (user/name) to --datasets."
     )
