@@ -20,34 +20,48 @@ if TYPE_CHECKING:
 def average(
     checkpoints: Annotated[
         list[str],
-        typer.Argument(help="A Trainer's output folder, several checkpoint folders or files, or repo@rev1,rev2."),
+        typer.Argument(
+            metavar="CHECKPOINT",
+            help="A Trainer's output folder, several checkpoint folders or files, or repo@rev1,rev2.",
+        ),
     ],
-    output_dir: Annotated[Path, typer.Option("--output-dir", "-o", help="Folder for the result; new, or empty.")],
+    output_dir: Annotated[
+        Path, typer.Option("--output-dir", "-o", metavar="PATH", help="Folder for the result, new or empty.")
+    ],
     strategy: Annotated[
-        str, typer.Option(help="aswa, greedy, best (by validation); swa, ema, uniform, last (by order).")
+        str,
+        typer.Option(metavar="NAME", help="aswa, greedy, best (by validation); swa, ema, uniform, last (by order)."),
     ] = "aswa",
     evaluate: Annotated[
         str | None,
         typer.Option(
-            metavar="MODULE:F", help="A function: gives the score of a model. Found by itself for runs of train."
+            metavar="MODULE:NAME", help="Function that returns the score of a model; not needed for runs of train."
         ),
     ] = None,
     dataset: Annotated[
-        str | None, typer.Option(help="The data of a run of train, if moved; the graph of a link predictor.")
+        str | None,
+        typer.Option(metavar="NAME", help="Data of a run of train, if moved; graph of a link predictor."),
     ] = None,
     lower_is_better: Annotated[
-        bool, typer.Option("--lower-is-better", help="The score is a loss: the lower the better.")
+        bool, typer.Option("--lower-is-better", metavar="", help="The score is a loss: lower is better.")
     ] = False,
-    metric: Annotated[str | None, typer.Option(help="What the score is called (as the function).")] = None,
-    soft_only: Annotated[
-        bool, typer.Option("--soft-only", help="aswa: never restart from a single checkpoint.")
-    ] = False,
-    start: Annotated[str, typer.Option(help="swa: the first checkpoint, counted from 0, or a fraction.")] = "0",
-    decay: Annotated[float, typer.Option(help="ema: what the average keeps at each checkpoint.")] = 0.7,
-    batchnorm: Annotated[
-        str | None, typer.Option(help="recalibrate (where training data are known), average or copy.")
+    metric: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the score (default: the function's).")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
+    soft_only: Annotated[
+        bool, typer.Option("--soft-only", metavar="", help="aswa: never restart from a single checkpoint.")
+    ] = False,
+    start: Annotated[
+        str, typer.Option(metavar="N|X", help="swa: the first checkpoint, counted from 0, or a fraction.")
+    ] = "0",
+    decay: Annotated[
+        float, typer.Option(metavar="X", help="ema: the weight of the previous average at each checkpoint.")
+    ] = 0.7,
+    batchnorm: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="recalibrate (if training data are known), average or copy."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print machine-readable JSON.")] = False,
 ) -> None:
     """Average checkpoints that already exist, and write the result as an ordinary checkpoint with its trajectory.
 
@@ -76,11 +90,11 @@ def average(
             batchnorm=batchnorm,
             progress=progress,
         )
-    typer.echo(json.dumps(result.to_json(), allow_nan=False) if as_json else _story(result))
+    typer.echo(json.dumps(result.to_json(), allow_nan=False) if as_json else _summary(result))
 
 
 def _function(name: str) -> Callable[[Any], Any]:
-    """The function that `module:function` names; modules are looked for in the current folder too."""
+    """The function that `module:function` names; the current folder is searched for the module too."""
     module_name, colon, function_name = name.partition(":")
     if not (module_name and colon and function_name):
         raise ValueError(f"--evaluate takes module:function, like my_eval:accuracy, got {name!r}.")
@@ -109,7 +123,7 @@ def _start(text: str) -> int | float:
 
 @contextmanager
 def _quiet_libraries() -> Iterator[None]:
-    """Loading many models tells nothing that the progress bar does not."""
+    """Silences the output of transformers for every model that is loaded."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
@@ -134,8 +148,8 @@ def _bar() -> Iterator[Progress]:
         yield show
 
 
-def _story(result: AveragedCheckpoints) -> str:
-    """A line for each checkpoint, and what came of them."""
+def _summary(result: AveragedCheckpoints) -> str:
+    """One line per checkpoint, and the result."""
     lines = []
     width = max(len(name) for name in result.checkpoints)
     for name, alpha, record in zip(result.checkpoints, result.alphas, result.trajectory, strict=True):

@@ -1,4 +1,4 @@
-"""`aswa-hf evaluate`: how well a trained link predictor ranks the triples of a graph, or answers queries over it."""
+"""`aswa-hf evaluate`: ranks the triples of a graph, or answers queries over it, with a trained link predictor."""
 
 from __future__ import annotations
 
@@ -18,28 +18,33 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(help="A run folder, a saved model or a Hub repository.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run folder, a saved model or a Hub repository.")],
     dataset: Annotated[
-        str | None, typer.Option(help="countries[-s1|-s2|-s3], a folder of triples, or a Hub dataset.")
+        str | None,
+        typer.Option(metavar="NAME", help="countries[-s1|-s2|-s3], a folder of triples, or a Hub dataset."),
     ] = None,
-    split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+    split: Annotated[str, typer.Option(metavar="NAME", help="train, validation or test.")] = "test",
     queries: Annotated[
         str | None,
         typer.Option(
+            metavar="NAMES",
             help="Answer multi-hop queries instead: all, shapes such as 2p,3i to sample from the dataset, or a "
-            ".parquet or .json file of queries."
+            ".parquet or .json file of queries.",
         ),
     ] = None,
-    per_shape: Annotated[int, typer.Option(min=1, help="Queries sampled for each shape.")] = 500,
+    per_shape: Annotated[int, typer.Option(metavar="N", min=1, help="Queries sampled for each shape.")] = 500,
     beam: BEAM = 10,
     tnorm: TNORM = "product",
     truth: TRUTH = "sigmoid",
     strategies: Annotated[
-        str | None, typer.Option(help="Compare the weights of a run's strategies, such as last,swa,aswa.")
+        str | None,
+        typer.Option(metavar="NAMES", help="Compare the weights of a run's strategies, such as last,swa,aswa."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the queries that are sampled.")] = 0,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Queries at a time; bounds the memory.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed for the sampled queries.")] = 0,
+    batch_size: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Queries per batch; limits the memory.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print machine-readable JSON.")] = False,
 ) -> None:
     """Rank the triples of a split: filtered MRR, Hits@k and mean rank over heads and tails.
 
@@ -55,15 +60,15 @@ def evaluate(
     if dataset is None and (queries is None or not _is_file(queries)):
         raise ValueError("Give the graph with --dataset: a folder of triples, countries, or a Hub dataset.")
     if queries is not None and split != "test":
-        raise ValueError(f"--split {split} is for ranking triples; --queries come with answers of their own.")
+        raise ValueError(f"--split {split} is for ranking triples; --queries have their own answers.")
     kg = None if dataset is None else load_kg(dataset)
     predictor = LinkPredictor.from_pretrained(model, kg=kg)
-    asked = None if queries is None else _queries(queries, kg, per_shape, seed)
+    query_set = None if queries is None else _queries(queries, kg, per_shape, seed)
 
     def measured() -> dict[str, Any]:
-        if asked is None:
+        if query_set is None:
             return evaluate_link_prediction(predictor.model, kg, split, batch_size)  # type: ignore[arg-type]
-        return evaluate_queries(predictor, asked, beam=beam, tnorm=tnorm, truth=truth, batch_size=batch_size)
+        return evaluate_queries(predictor, query_set, beam=beam, tnorm=tnorm, truth=truth, batch_size=batch_size)
 
     found: dict[str, Any]
     if strategies is None:
@@ -71,15 +76,15 @@ def evaluate(
     else:
         names = list(dict.fromkeys(name.strip() for name in strategies.split(",")))
         if (checkpoint := strategy_weights(Path(model)).parent.parent) != Path(model):
-            typer.echo(f"These are the weights at {checkpoint.name}, before its own epoch counted.", err=True)
+            typer.echo(f"These are the weights in {checkpoint.name}, before the decision of its own epoch.", err=True)
         weights = each_strategy(predictor.model, model, names)
         found = {name: measured() for name in _progress(weights, "evaluating", len(names))}
     if as_json:
         typer.echo(json.dumps(found))
-    elif strategies and asked is not None:
+    elif strategies and query_set is not None:
         mrr = {name: {shape: metrics["mrr"] for shape, metrics in row.items()} for name, row in found.items()}
         typer.echo(_table(mrr, "MRR"))
-    elif strategies or asked is not None:
+    elif strategies or query_set is not None:
         typer.echo(_table(found))
     else:
         for name, value in found.items():
@@ -90,16 +95,16 @@ def _is_file(queries: str) -> bool:
     return Path(queries).suffix in (".parquet", ".json", ".jsonl")
 
 
-def _queries(asked: str, kg: KnowledgeGraph | None, per_shape: int, seed: int) -> Dataset:
+def _queries(names: str, kg: KnowledgeGraph | None, per_shape: int, seed: int) -> Dataset:
     """The queries of a file, or of some shapes."""
     from datasets import concatenate_datasets
 
     from aswa_hf.kge import generate_queries, load_queries
     from aswa_hf.kge.queries.language import SHAPES, shape_structure
 
-    if kg is None or _is_file(asked):
-        return load_queries(asked)
-    shapes = list(SHAPES) if asked == "all" else [name.strip() for name in asked.split(",")]
+    if kg is None or _is_file(names):
+        return load_queries(names)
+    shapes = list(SHAPES) if names == "all" else [name.strip() for name in names.split(",")]
     for shape in shapes:
         shape_structure(shape)
     return concatenate_datasets(

@@ -1,4 +1,4 @@
-"""Flags of the command line that are made from the settings of a run."""
+"""Flags of the command line, built from the settings of a run."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import typer
 
 from aswa_hf.experiments.settings import Setting, SettingError, TrainingRun
 
-METAVARS = {int: "N", float: "X"}
+# The placeholders of values in help texts; a switch has none.
+METAVARS = {int: "N", float: "X", str: "NAME", tuple: "NAMES", bool: ""}
 
 
 def from_settings(kind: type[TrainingRun]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command a flag for each setting of a kind of run; its first argument is the run."""
+    """Adds a flag to a command for each setting of a kind of run; the command's first argument is the run."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         settings = list(kind.settings())
@@ -34,7 +35,7 @@ def from_settings(kind: type[TrainingRun]) -> Callable[[Callable[..., None]], Ca
                 raise ValueError(f"{flag} {error.problem}") from None
             command(run, **given)
 
-        # What typer reads to build the flags.
+        # typer builds the flags from these.
         parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*required, *optional)]
         run_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run_command.__annotations__ = {one.name: one.annotation for one in parameters}
@@ -46,7 +47,7 @@ def from_settings(kind: type[TrainingRun]) -> Callable[[Callable[..., None]], Ca
 def _parameter(one: Setting) -> inspect.Parameter:
     kind: Any = str if one.kind is tuple else one.kind
     names = [one.flag] if one.only_on else []
-    option = typer.Option(*names, help=one.help, metavar=METAVARS.get(one.kind), min=one.least)
+    option = typer.Option(*names, help=one.help, metavar=METAVARS[one.kind], min=one.least)
     default = ",".join(one.default) if isinstance(one.default, tuple) else one.default
     return inspect.Parameter(
         one.name,

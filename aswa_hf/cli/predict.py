@@ -1,4 +1,4 @@
-"""`aswa-hf predict`: questions to a trained link predictor."""
+"""`aswa-hf predict`: the most likely heads or tails, by a trained link predictor."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import typer
 
 def predict(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A run folder, a saved model or a Hub repository.")],
-    head: Annotated[str | None, typer.Option(help="Ask for tails of (head, relation, ?).")] = None,
-    relation: Annotated[str | None, typer.Option(help="The relation of the question.")] = None,
-    tail: Annotated[str | None, typer.Option(help="Ask for heads of (?, relation, tail).")] = None,
-    k: Annotated[int, typer.Option("--k", "-k", metavar="N", min=1, help="How many answers.")] = 10,
-    known: Annotated[str | None, typer.Option(help="A graph (as for train) whose triples are left out.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
+    head: Annotated[str | None, typer.Option(metavar="LABEL", help="Predict tails of (head, relation, ?).")] = None,
+    relation: Annotated[str | None, typer.Option(metavar="LABEL", help="The relation of the question.")] = None,
+    tail: Annotated[str | None, typer.Option(metavar="LABEL", help="Predict heads of (?, relation, tail).")] = None,
+    k: Annotated[int, typer.Option("--k", "-k", metavar="N", min=1, help="Number of answers.")] = 10,
+    known: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A graph (as for train) whose triples are left out.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print machine-readable JSON.")] = False,
 ) -> None:
     """Answer (head, relation, ?) or (?, relation, tail) with the most likely entities.
 

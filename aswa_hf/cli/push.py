@@ -1,4 +1,4 @@
-"""`aswa-hf push`: a run to the Hub, with its card."""
+"""`aswa-hf push`: pushes a run to the Hub, with its card."""
 
 from __future__ import annotations
 
@@ -9,22 +9,31 @@ import typer
 
 
 def push(
-    run_dir: Annotated[Path, typer.Argument(help="A run folder, as `aswa-hf train` writes it.")],
-    repo: Annotated[str, typer.Argument(help="The repository on the Hub, like me/keci-umls-aswa.")],
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, as `aswa-hf train` writes it.")],
+    repo: Annotated[str, typer.Argument(metavar="REPO", help="The repository on the Hub, such as me/keci-umls-aswa.")],
     private: Annotated[
-        bool | None, typer.Option("--private/--public", help="Visibility of a new repository (account's default).")
+        bool | None,
+        typer.Option(
+            "--private/--public", metavar="", help="Visibility of a new repository (default: the account's setting)."
+        ),
     ] = None,
-    tag: Annotated[str | None, typer.Option(help="Mark the commit with this tag, for a release.")] = None,
+    tag: Annotated[str | None, typer.Option(metavar="NAME", help="Tag for the commit, for a release.")] = None,
     running: Annotated[
-        bool, typer.Option("--running", help="Also the running model's last weights, on the branch `running`.")
+        bool,
+        typer.Option(
+            "--running", metavar="", help="Also push the running model's last weights, to the branch `running`."
+        ),
     ] = False,
-    license_: Annotated[str | None, typer.Option("--license", help="The license named in the card.")] = None,
-    notes: Annotated[str, typer.Option(help="A sentence of your own for the card.")] = "",
+    license_: Annotated[
+        str | None, typer.Option("--license", metavar="NAME", help="The license named in the card.")
+    ] = None,
+    notes: Annotated[str, typer.Option(metavar="TEXT", help="A sentence to add to the card.")] = "",
     dry_run: Annotated[
-        Path | None, typer.Option(help="Write the exact files to this folder instead of pushing them.")
+        Path | None,
+        typer.Option(metavar="PATH", help="Write the exact files to this folder instead of pushing them."),
     ] = None,
 ) -> None:
-    """Push a trained model to the Hub in one commit, with a card that tells how its weights were chosen.
+    """Push a trained model to the Hub in one commit, with a card that describes how its weights were chosen.
 
     Example: `aswa-hf push runs/countries me/countries-keci-aswa --dry-run repository`
     """

@@ -1,4 +1,4 @@
-"""`aswa-hf query`: multi-hop questions to a trained link predictor."""
+"""`aswa-hf query`: answers multi-hop queries with a trained link predictor."""
 
 from __future__ import annotations
 
@@ -7,20 +7,24 @@ from typing import Annotated
 
 import typer
 
-BEAM = Annotated[int, typer.Option(min=1, help="Entities kept for a variable between two hops.")]
-TNORM = Annotated[str, typer.Option(help="How parts are joined: product, min or lukasiewicz.")]
-TRUTH = Annotated[str, typer.Option(help="How logits become truth values: sigmoid, minmax or softmax.")]
+BEAM = Annotated[int, typer.Option(metavar="N", min=1, help="Entities kept for a variable between two hops.")]
+TNORM = Annotated[str, typer.Option(metavar="NAME", help="How parts are combined: product, min or lukasiewicz.")]
+TRUTH = Annotated[
+    str, typer.Option(metavar="NAME", help="How logits become truth values: sigmoid, minmax or softmax.")
+]
 
 
 def query(
-    model: Annotated[str, typer.Argument(help="A run folder, a saved model or a Hub repository.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run folder, a saved model or a Hub repository.")],
     text: Annotated[str, typer.Argument(metavar="QUERY", help="A shape and its labels, or paths joined by & and |.")],
-    k: Annotated[int, typer.Option("--k", "-k", min=1, help="How many answers.")] = 10,
+    k: Annotated[int, typer.Option("--k", "-k", metavar="N", min=1, help="Number of answers.")] = 10,
     beam: BEAM = 10,
     tnorm: TNORM = "product",
     truth: TRUTH = "sigmoid",
-    chains: Annotated[bool, typer.Option("--chains", help="Show the steps that led to each answer.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
+    chains: Annotated[
+        bool, typer.Option("--chains", metavar="", help="Show the steps that led to each answer.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print machine-readable JSON.")] = False,
 ) -> None:
     """Answer a multi-hop query with the most likely entities.
 
@@ -41,7 +45,7 @@ def query(
         typer.echo(json.dumps(answers.to_dict("records"), ensure_ascii=False))
         return
     table = answers.drop(columns="query").to_string(index=False, float_format="{:#.4g}".format)
-    header, *lines = table.split("\n")  # labels may hold other ends of lines
+    header, *lines = table.split("\n")  # labels may contain other line ends
     typer.echo(header)
     for line, steps in zip(lines, chain, strict=True):
         typer.echo("\n".join([line, *(f"    {step}" for step in steps)]))

@@ -1,4 +1,4 @@
-"""`aswa-hf report`: one page over one or many runs."""
+"""`aswa-hf report`: one page about one or more runs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import typer
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN", help="Run folders, or the results.json of runs under any name.")
+        list[Path], typer.Argument(metavar="RUN", help="Run folders, or results.json files under any name.")
     ],
-    output: Annotated[Path, typer.Option(help="The page; its pictures go to a folder beside it, too.")] = Path(
-        "report.html"
-    ),
-    as_json: Annotated[bool, typer.Option("--json", help="Print what the page says as JSON.")] = False,
+    output: Annotated[
+        Path, typer.Option(metavar="PATH", help="The page; its pictures are also written to a folder beside it.")
+    ] = Path("report.html"),
+    as_json: Annotated[
+        bool, typer.Option("--json", metavar="", help="Print the content of the page as JSON.")
+    ] = False,
 ) -> None:
     """Compare the strategies of runs on one page: results over seeds, trajectories, and a test of ASWA's gains.
 
@@ -25,17 +27,17 @@ def report(
     """
     from aswa_hf.report import write_report
 
-    told = write_report(runs, output, _progress)
+    content = write_report(runs, output, _progress)
     if as_json:
-        typer.echo(json.dumps(told, allow_nan=False))
+        typer.echo(json.dumps(content, allow_nan=False))
         return
-    for note in told["notes"]:
+    for note in content["notes"]:
         typer.echo(f"Note: {note}")
-    for task in told["tasks"]:
+    for task in content["tasks"]:
         for comparison in task["comparisons"]:
             if comparison["metric"] == task["metric"]:
                 typer.echo(_line(task, comparison))
-    typer.echo(f"Written: {told['report']}, its pictures also in {output.with_name(f'{output.stem}_files')}")
+    typer.echo(f"Written: {content['report']}, its pictures also in {output.with_name(f'{output.stem}_files')}")
 
 
 def _line(task: dict[str, Any], c: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""`aswa-hf reproduce`: the paper's tables, run and shown beside its figures."""
+"""`aswa-hf reproduce`: runs the paper's tables and shows the results beside the paper's figures."""
 
 from __future__ import annotations
 
@@ -17,27 +17,35 @@ def reproduce(
             help="cifar, cifar-epochs, cifar-ratios, link-prediction, nell, multi-hop or train-fit.", metavar="TABLE"
         ),
     ],
-    models: Annotated[str | None, typer.Option(help="Only these, such as distmult,keci or vgg16_bn.")] = None,
-    datasets: Annotated[
-        str | None, typer.Option(help="Only these, or others: UMLS, a built-in name, a Hub dataset.")
+    models: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Only these, such as distmult,keci or vgg16_bn.")
     ] = None,
-    seeds: Annotated[str, typer.Option(help="A run for each: 0,1,2 or 0-2.")] = "0-2",
-    epochs: Annotated[str | None, typer.Option(help="Another length of the runs than the paper's.")] = None,
+    datasets: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="Only these, or others: UMLS, a built-in name, a Hub dataset."),
+    ] = None,
+    seeds: Annotated[str, typer.Option(metavar="N,N|N-N", help="One run per seed: 0,1,2 or 0-2.")] = "0-2",
+    epochs: Annotated[
+        str | None, typer.Option(metavar="N,N|N-N", help="Number of epochs (default: the paper's).")
+    ] = None,
     train_size: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Images: train on so many of them.")
+        int | None, typer.Option(metavar="N", min=1, help="Images: number of training images (default: all).")
     ] = None,
     bn_batches: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Images: batches to recalibrate BatchNorm on.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Images: batches to recalibrate BatchNorm on (default: all)."),
     ] = None,
-    data_dir: Annotated[Path, typer.Option(help="Where the folders of the datasets are.")] = Path("data"),
-    output_dir: Annotated[Path, typer.Option(help="Where the folders of the runs are.")] = Path("runs"),
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and what is done, run nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
+    data_dir: Annotated[Path, typer.Option(metavar="PATH", help="Folder with the datasets.")] = Path("data"),
+    output_dir: Annotated[Path, typer.Option(metavar="PATH", help="Folder for the runs.")] = Path("runs"),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", metavar="", help="List the runs and their state; run nothing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print machine-readable JSON.")] = False,
 ) -> None:
-    """Run what one of the paper's tables needs, and show it beside the paper's figures.
+    """Run what one of the paper's tables needs, and show the results beside the paper's figures.
 
-    A run serves all strategies and all tables that need it. Those that are done are skipped, those that were
-    interrupted go on; one that fails is reported, and the others go on. The paper's setting is the default.
+    A run is shared by all strategies and by all tables that need it. Finished runs are skipped, interrupted ones are
+    resumed; a run that fails is reported, and the others continue. The paper's settings are the default.
 
     Example: `aswa-hf reproduce link-prediction --datasets UMLS,KINSHIP --models complex --data-dir data`
     """
@@ -51,7 +59,7 @@ def reproduce(
 
     logging.set_verbosity_error()
     chosen = find_table(table)
-    asked = _names(datasets) if datasets else list(chosen.datasets)
+    names = _names(datasets) if datasets else list(chosen.datasets)
     lengths = None if epochs is None else _numbers(epochs, "--epochs", least=1)
     for option, value in (("--train-size", train_size), ("--bn-batches", bn_batches)):
         if value is not None and chosen.task != IMAGES:
@@ -61,14 +69,14 @@ def reproduce(
     runs = plan(
         chosen,
         find_models(chosen, _names(models) if models else None),
-        asked,
+        names,
         _numbers(seeds, "--seeds", least=0),
         lengths,
         **({} if chosen.task != IMAGES else {"train_size": train_size, "bn_batches": bn_batches}),
     )
-    console = Console(file=sys.stderr)  # this very stream, also while runs speak to files of their own
+    console = Console(file=sys.stderr)  # this stream, also while the output of runs is redirected to files
     sources, missing = {}, {}
-    for dataset in asked:
+    for dataset in names:
         try:
             sources[dataset] = find_dataset(chosen, dataset, data_dir)
         except ValueError as error:
@@ -110,8 +118,8 @@ def _numbers(text: str, option: str, *, least: int) -> list[int]:
     for part in _names(text):
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or int(first) < least:
-            raise ValueError(f"{option} {text}: expected whole numbers from {least} on, such as 1,2 or 1-3.")
+            raise ValueError(f"{option} {text}: expected whole numbers of at least {least}, such as 1,2 or 1-3.")
         found += range(int(first), int(last if dash else first) + 1)
     if not found:
-        raise ValueError(f"{option} {text!r} names no number.")
+        raise ValueError(f"{option} {text!r} contains no number.")
     return list(dict.fromkeys(found))

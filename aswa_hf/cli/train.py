@@ -1,4 +1,4 @@
-"""`aswa-hf train`: one training run, all strategies."""
+"""`aswa-hf train`: one training run with all strategies."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ import typer
 from aswa_hf.cli.options import from_settings
 from aswa_hf.experiments.settings import ImageRun, KGERun
 
-train = typer.Typer(help="Train a model, shadowed by several averaging strategies.", no_args_is_help=True)
+train = typer.Typer(
+    help="Train a model and compare several averaging strategies in the same run.", no_args_is_help=True
+)
 
-OutputDir = Annotated[Path, typer.Option(help="The run's folder: weights, checkpoints, results.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Resume the run from its last checkpoint.")]
+OutputDir = Annotated[Path, typer.Option(metavar="PATH", help="Folder for weights, checkpoints and results.")]
+Resume = Annotated[bool, typer.Option("--resume", metavar="", help="Resume the run from its last checkpoint.")]
 
 
 @train.callback()
 def _kinds() -> None:
-    """Train a model, shadowed by several averaging strategies."""
+    """Train a model and compare several averaging strategies in the same run."""
 
 
 @train.command()

@@ -74,7 +74,7 @@ def test_a_table_is_run_once_and_shared_with_the_others(here, capsys):
 
     assert call("multi-hop", *options, "--seeds", "0") == 0
     printed = capsys.readouterr()
-    assert "1 of 1 runs are done already." in printed.err
+    assert "1 of 1 runs are already done." in printed.err
     assert "MRR of the hard answers of multi-hop queries" in printed.out
     assert [(folder / "results.json").stat().st_mtime_ns for folder in folders] == written
 
@@ -134,7 +134,7 @@ def test_a_killed_grid_goes_on_where_it_was(here, capsys):
 
         assert call(*asked, "killed", "--json") == 0
         printed = capsys.readouterr()
-        assert "1 of 2 runs are done already." in printed.err
+        assert "1 of 2 runs are already done." in printed.err
         assert (here / "killed" / "countries-complex-0-20" / "results.json").stat().st_mtime_ns == first
         rows = json.loads(printed.out)["rows"]
         assert call(*asked, "straight", "--json") == 0
@@ -163,10 +163,10 @@ def test_images_with_fge(here, capsys):
     [
         (["imagenet"], "There is no table 'imagenet'. The paper's tables are cifar, cifar-epochs"),
         (["nell", "--models", "bert"], "--models: there is no 'bert'. Table nell takes distmult"),
-        (["nell", "--seeds", "zero"], "--seeds zero: expected whole numbers from 0 on"),
-        (["nell", "--epochs", "0"], "--epochs 0: expected whole numbers from 1 on"),
+        (["nell", "--seeds", "zero"], "--seeds zero: expected whole numbers of at least 0"),
+        (["nell", "--epochs", "0"], "--epochs 0: expected whole numbers of at least 1"),
         (["nell", "--epochs", "10,20"], "the runs of table nell have one length"),
-        (["nell", "--seeds", "3-1"], "--seeds '3-1' names no number"),
+        (["nell", "--seeds", "3-1"], "--seeds '3-1' contains no number"),
         (["nell", "--train-size", "9"], "--train-size 9 is for tables of images; table nell is about knowledge"),
     ],
 )
