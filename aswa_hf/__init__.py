@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from aswa_hf.averaging import WeightAverage
     from aswa_hf.checkpoints import average_checkpoints
     from aswa_hf.ensembles import FGE, PredictionEnsemble
+    from aswa_hf.experiments import ImageRun, KGERun, train_image, train_kge
     from aswa_hf.strategies import ASWA, EMA, SWA, BestCheckpoint, LastCheckpoint
     from aswa_hf.trainer import ASWACallback
     from aswa_hf.trajectory import Decision, Trajectory
@@ -20,12 +21,16 @@ __all__ = [
     "Decision",
     "EMA",
     "FGE",
+    "ImageRun",
+    "KGERun",
     "LastCheckpoint",
     "PredictionEnsemble",
     "SWA",
     "Trajectory",
     "WeightAverage",
     "average_checkpoints",
+    "train_image",
+    "train_kge",
 ]
 
 # Imported on first access: a plain loop does not need transformers, and shell completion does not need torch.
@@ -37,6 +42,7 @@ _MODULES = {
     "ASWACallback": "trainer",
     "WeightAverage": "averaging",
     "average_checkpoints": "checkpoints",
+    **dict.fromkeys(("ImageRun", "KGERun", "train_image", "train_kge"), "experiments"),
 }
 
 
