@@ -78,10 +78,10 @@ class KGEModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:
-        """Loads a model as usual, from safetensors alone and strictly.
+        """Loads a model as usual, but strictly and only from safetensors.
 
-        Raises ValueError if a tensor is missing, unexpected, of another shape, or holds NaN or infinite numbers:
-        transformers would replace a missing tensor by random numbers.
+        Raises ValueError if a tensor is missing, unexpected, has another shape, or contains NaN or infinite numbers:
+        transformers would replace a missing tensor with random numbers.
         """
         options = {"use_safetensors": True, **options, "ignore_mismatched_sizes": True}  # they are refused below
         try:
@@ -238,30 +238,6 @@ class Keci(KGEModel):
 
     scorer = "keci"
 
-    @classmethod
-    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:
-        """Loads a model as usual, from safetensors alone and strictly.
-
-        Raises ValueError if a tensor is missing, unexpected, of another shape, or holds NaN or infinite numbers:
-        transformers would replace a missing tensor by random numbers.
-        """
-        options = {"use_safetensors": True, **options, "ignore_mismatched_sizes": True}  # they are refused below
-        try:
-            model, info = super().from_pretrained(*args, output_loading_info=True, **options)
-        except (RuntimeError, SafetensorError) as error:
-            reason = " ".join(str(error).split())
-            raise ValueError(f"The weights of {args[0]} cannot be loaded: {reason}") from error
-        problems = [f"{name!r} is missing" for name in info["missing_keys"]]
-        problems += [f"{name!r} is unexpected" for name in info["unexpected_keys"]]
-        for name, found, expected in info["mismatched_keys"]:
-            problems.append(f"{name!r} has the shape {tuple(found)}, expected {tuple(expected)}")
-        if problems:
-            raise ValueError(f"The weights of {args[0]} do not fit {type(model).__name__}: {min(problems)}.")
-        for name, parameter in model.named_parameters():
-            if not parameter.is_meta and not parameter.isfinite().all():
-                raise ValueError(f"The weights of {args[0]} are not finite numbers: {name!r} has NaN or infinity.")
-        return (model, info) if output_loading_info else model
-
     @staticmethod
     def blocks(config: KGEConfig) -> int:
         return 1 + config.p + config.q
@@ -281,30 +257,6 @@ class ComplEx(KGEModel):
 
     scorer = "complex"
 
-    @classmethod
-    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:
-        """Loads a model as usual, from safetensors alone and strictly.
-
-        Raises ValueError if a tensor is missing, unexpected, of another shape, or holds NaN or infinite numbers:
-        transformers would replace a missing tensor by random numbers.
-        """
-        options = {"use_safetensors": True, **options, "ignore_mismatched_sizes": True}  # they are refused below
-        try:
-            model, info = super().from_pretrained(*args, output_loading_info=True, **options)
-        except (RuntimeError, SafetensorError) as error:
-            reason = " ".join(str(error).split())
-            raise ValueError(f"The weights of {args[0]} cannot be loaded: {reason}") from error
-        problems = [f"{name!r} is missing" for name in info["missing_keys"]]
-        problems += [f"{name!r} is unexpected" for name in info["unexpected_keys"]]
-        for name, found, expected in info["mismatched_keys"]:
-            problems.append(f"{name!r} has the shape {tuple(found)}, expected {tuple(expected)}")
-        if problems:
-            raise ValueError(f"The weights of {args[0]} do not fit {type(model).__name__}: {min(problems)}.")
-        for name, parameter in model.named_parameters():
-            if not parameter.is_meta and not parameter.isfinite().all():
-                raise ValueError(f"The weights of {args[0]} are not finite numbers: {name!r} has NaN or infinity.")
-        return (model, info) if output_loading_info else model
-
     @staticmethod
     def blocks(config: KGEConfig) -> int:
         return 2
@@ -318,30 +270,6 @@ class QMult(KGEModel):
     """⟨h ⊗ r, t⟩ with Hamilton's product of quaternions; embeddings are [1 | i | j | k]."""
 
     scorer = "qmult"
-
-    @classmethod
-    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:
-        """Loads a model as usual, from safetensors alone and strictly.
-
-        Raises ValueError if a tensor is missing, unexpected, of another shape, or holds NaN or infinite numbers:
-        transformers would replace a missing tensor by random numbers.
-        """
-        options = {"use_safetensors": True, **options, "ignore_mismatched_sizes": True}  # they are refused below
-        try:
-            model, info = super().from_pretrained(*args, output_loading_info=True, **options)
-        except (RuntimeError, SafetensorError) as error:
-            reason = " ".join(str(error).split())
-            raise ValueError(f"The weights of {args[0]} cannot be loaded: {reason}") from error
-        problems = [f"{name!r} is missing" for name in info["missing_keys"]]
-        problems += [f"{name!r} is unexpected" for name in info["unexpected_keys"]]
-        for name, found, expected in info["mismatched_keys"]:
-            problems.append(f"{name!r} has the shape {tuple(found)}, expected {tuple(expected)}")
-        if problems:
-            raise ValueError(f"The weights of {args[0]} do not fit {type(model).__name__}: {min(problems)}.")
-        for name, parameter in model.named_parameters():
-            if not parameter.is_meta and not parameter.isfinite().all():
-                raise ValueError(f"The weights of {args[0]} are not finite numbers: {name!r} has NaN or infinity.")
-        return (model, info) if output_loading_info else model
 
     @staticmethod
     def blocks(config: KGEConfig) -> int:
