@@ -14,6 +14,7 @@ from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
 
 from aswa_hf._utils.files import read_object, write_text
+from aswa_hf._utils.random_state import preserved_rng
 from aswa_hf.batchnorm import Recalibration, has_batchnorm
 from aswa_hf.checkpoint import library_versions
 from aswa_hf.hub.card import read_card_data, render
@@ -175,8 +176,12 @@ def _complete_history(run: Path) -> dict[str, Any]:
     return content
 
 
+def _weight_files(run: Path) -> list[Path]:
+    return sorted({path for pattern in WEIGHT_FILES for path in run.glob(pattern) if path.suffix == ".safetensors"})
+
+
 def _has_batchnorm(run: Path) -> bool:
-    for file in {path for pattern in WEIGHT_FILES for path in run.glob(pattern) if path.suffix == ".safetensors"}:
+    for file in _weight_files(run):
         with safe_open(file, framework="pt") as tensors:
             if any(name.endswith(".running_mean") for name in tensors.keys()):  # noqa: SIM118
                 return True
@@ -219,6 +224,47 @@ def check_run(run: Path) -> None:
         raise ValueError(f"{run} lacks {', '.join(lost)}: its model cannot be loaded. Save it again.")
     if config.get("model_type") == "kge":
         _check_vocabulary(run, config)
+    _check_weights(run, config)
+
+
+def _check_weights(run: Path, config: Mapping[str, Any]) -> None:
+    """Raises ValueError for weights that are not finite, or do not fit a model that this package knows to build."""
+    if config.get("model_type") == "kge":
+        from aswa_hf.kge import KGEModel
+
+        KGEModel.from_pretrained(run)  # it is strict
+        return
+    shapes = {}
+    for file in _weight_files(run):
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118
+                tensor = tensors.get_tensor(name)
+                shapes[name] = tuple(tensor.shape)
+                if tensor.is_floating_point() and not tensor.isfinite().all():
+                    raise ValueError(
+                        f"{file} has NaN or infinite numbers in {name!r}. Train again with a smaller rate."
+                    )
+    if isinstance(config.get("architecture"), str):
+        expected = _timm_shapes(config)
+        for name in sorted(shapes.keys() | expected.keys()):
+            found, wanted = shapes.get(name, "missing"), expected.get(name, "no such tensor")
+            if found != wanted:
+                raise ValueError(
+                    f"The weights in {run} do not fit {config['architecture']}: {name!r} is {found}, expected "
+                    f"{wanted}."
+                )
+
+
+def _timm_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The tensors of the timm model that a config describes, by name."""
+    import timm
+
+    import aswa_hf.vision  # noqa: F401 (registers architectures with timm)
+
+    options = {"num_classes": config.get("num_classes"), **(config.get("model_args") or {})}
+    with preserved_rng():
+        model = timm.create_model(config["architecture"], **options)
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
 def _needed(run: Path, config: Mapping[str, Any]) -> list[str]:

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from hub_client import (
     TOKEN,
     assert_nothing_pickled,
@@ -20,6 +21,7 @@ from hub_client import (
     steps,
 )
 from huggingface_hub import HfApi
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from aswa_hf import ASWA
@@ -363,6 +365,30 @@ def test_a_run_with_damaged_or_unfit_files_is_refused_by_their_names(kge_run, tm
         with pytest.raises(ValueError, match=error):
             write_repository(run, tmp_path / "out", "user/model")
         (run / name).write_text(kept)
+    assert not (tmp_path / "out").exists()
+
+
+def test_weights_that_do_not_fit_or_are_not_finite_are_not_shipped(kge_run, image_run, tmp_path):
+    def damaged(source, name, change):
+        run = shutil.copytree(source, tmp_path / name)
+        tensors = load_file(run / "model.safetensors")
+        change(tensors)
+        save_file(tensors, run / "model.safetensors", metadata={"format": "pt"})
+        return run
+
+    for source, name, change, error in (
+        (kge_run, "kge", lambda t: t.pop("relation_embeddings.weight"), "'relation_embeddings.weight' is missing"),
+        (image_run, "missing", lambda t: t.pop("fc.weight"), r"'fc.weight' is missing, expected \(10, "),
+        (
+            image_run,
+            "shape",
+            lambda t: t.update({"fc.bias": torch.zeros(9)}),
+            r"'fc.bias' is \(9,\), expected \(10,\)",
+        ),
+        (image_run, "nan", lambda t: t["fc.bias"].fill_(float("nan")), "NaN or infinite numbers in 'fc.bias'"),
+    ):
+        with pytest.raises(ValueError, match=error):
+            write_repository(damaged(source, name, change), tmp_path / "out", "user/model")
     assert not (tmp_path / "out").exists()
 
 

@@ -128,7 +128,10 @@ def test_what_cannot_be_sampled_is_one_clear_error(kg, tmp_path):
         ({"shape": ["2p"]}, r"Unknown shape \['2p'\]"),
         ({"n": 0}, "n must be a whole number of at least 1, got 0"),
         ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
-        ({"easy_splits": ("training",)}, "easy_splits contains 'training'. The graph has the splits train, validation"),
+        (
+            {"easy_splits": ("training",)},
+            "easy_splits contains 'training'. The graph has the splits train, validation",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             generate_queries(kg, **({"shape": "1p"} | options))
