@@ -73,8 +73,10 @@ class Setting:
         return value
 
     def _check_names(self, value: Any) -> tuple[str, ...]:
-        names = tuple(value.split(",") if isinstance(value, str) else value)
-        names = tuple(name.strip() for name in names if isinstance(name, str) and name.strip())
+        names = value.split(",") if isinstance(value, str) else value
+        if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+            raise SettingError(self.name, f"must be a list of names from {', '.join(self.choices)}, got {value!r}.")
+        names = tuple(name.strip() for name in names if name.strip())
         if not names:
             raise SettingError(self.name, f"must name at least one of {', '.join(self.choices)}, got {value!r}.")
         for place, name in enumerate(names):

@@ -1,0 +1,281 @@
+"""KGERun and ImageRun as the only source of settings: the flags, settings.json and the command follow from them."""
+
+import json
+import math
+import shlex
+import subprocess
+import sys
+from dataclasses import MISSING, replace
+
+import pytest
+from commands import call
+from typer.main import get_command
+
+import aswa_hf.experiments.image
+import aswa_hf.experiments.kge
+from aswa_hf.cli import app
+from aswa_hf.comparison import NAMED
+from aswa_hf.experiments.settings import (
+    DEFAULT_STRATEGIES,
+    PRECISIONS,
+    SCHEMES,
+    SCORERS,
+    ImageRun,
+    KGERun,
+    SettingError,
+    run_of,
+)
+from aswa_hf.kge.modeling_kge import SCORERS as MODELS
+from aswa_hf.kge.training import SCHEMES as TRAINING_SCHEMES
+from aswa_hf.strategies import STRATEGIES
+from aswa_hf.vision.training import chosen_precision
+
+KINDS = {"kge": KGERun, "image": ImageRun}
+SHORTEST = [KGERun(dataset="countries"), ImageRun(dataset="digits")]
+# Every setting has another value than its default.
+CHANGED = [
+    KGERun(
+        dataset="my graphs/UMLS",
+        model="keci",
+        dim=96,
+        epochs=7,
+        batch_size=30,
+        lr=1e-05,
+        scheme="negative_sampling",
+        p=1,
+        q=2,
+        strategies=("swa-all", "last"),
+        seed=3,
+        keep=2,
+    ),
+    ImageRun(
+        dataset="user/images",
+        model="resnet18",
+        recipe="vgg16",
+        epochs=4,
+        batch_size=50,
+        lr=0.02,
+        fge=True,
+        fge_cycle=1.5,
+        image_size=24,
+        augment=False,
+        val_ratio=0.25,
+        train_size=500,
+        bn_batches=6,
+        precision="bf16",
+        strategies=("ema", "aswa"),
+        seed=5,
+        keep=3,
+    ),
+]
+
+
+@pytest.fixture
+def parsed(monkeypatch):
+    """Parses the arguments of a command: the run, the folder and the options that it would train with."""
+    trained = []
+    for module, name in ((aswa_hf.experiments.kge, "train_kge"), (aswa_hf.experiments.image, "train_image")):
+        monkeypatch.setattr(module, name, lambda run, folder, **options: trained.append((run, str(folder), options)))
+
+    def parse(*arguments):
+        assert call(*arguments) == 0
+        return trained.pop()
+
+    return parse
+
+
+def test_the_changed_runs_leave_no_setting_at_its_default():
+    for run in CHANGED:
+        assert [one.name for one in run.settings() if getattr(run, one.name) == one.default] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_setting_is_a_flag_with_the_same_default_and_help(kind):
+    command = get_command(app).commands["train"].commands[kind]
+    flags = {parameter.name: parameter for parameter in command.params}
+    settings = {one.name: one for one in KINDS[kind].settings()}
+    assert flags.keys() == {*settings, "output_dir", "resume"}
+    for name, one in settings.items():
+        flag = flags[name]
+        assert f"--{name.replace('_', '-')}" in flag.opts
+        assert flag.help == one.help
+        assert flag.required == (one.default is MISSING)
+        if not flag.required:
+            assert flag.default == (",".join(one.default) if isinstance(one.default, tuple) else one.default)
+
+
+@pytest.mark.parametrize("run", SHORTEST, ids=KINDS)
+def test_the_shortest_command_is_the_run_with_all_defaults(run, parsed):
+    arguments = ("train", run.kind, "--dataset", run.dataset, "--output-dir", "out")
+    assert parsed(*arguments) == (run, "out", {"resume": False})
+    assert parsed(*arguments, "--resume") == (run, "out", {"resume": True})
+
+
+@pytest.mark.parametrize("run", [*SHORTEST, *CHANGED, replace(CHANGED[1], augment=True)])
+def test_the_command_of_a_run_is_parsed_as_the_same_run(run, parsed):
+    program, *arguments = shlex.split(run.command("runs/my run"))
+    assert program == "aswa-hf"
+    assert parsed(*arguments) == (run, "runs/my run", {"resume": False})
+
+
+@pytest.mark.parametrize("run", [*SHORTEST, *CHANGED])
+def test_a_run_is_what_its_settings_json_describes(run):
+    content = json.loads(json.dumps(run.to_settings({"train": 10, "test": 2}, processes=2)))
+    assert content["dataset"] == {"name": run.dataset, "source": run.dataset, "train": 10, "test": 2}
+    assert content["num_processes"] == 2
+    # A resumed run may change these, so that the file does not have them.
+    left_out = {one.name: one.default for one in run.settings() if not one.fixed and one.name != "epochs"}
+    assert content.keys() - {"num_processes"} == {one.name for one in run.settings()} - left_out.keys()
+    assert run_of(content) == type(run).from_settings(content) == replace(run, **left_out)
+
+
+def test_a_folder_is_found_from_any_other_folder_by_its_settings(tmp_path, monkeypatch):
+    (tmp_path / "data" / "UMLS").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    run = KGERun(dataset="data/UMLS")
+    assert (run.dataset_name, run.name) == ("UMLS", "umls-complex-0")
+    content = run.to_settings({}, processes=1)
+    assert content["dataset"] == {"name": "UMLS", "source": str(tmp_path / "data" / "UMLS")}
+    assert run_of(content) == KGERun(dataset=str(tmp_path / "data" / "UMLS"))
+
+
+# As earlier versions wrote them: without the place of the data.
+OLDER_KGE = {
+    "dataset": {"name": "countries", "train": 1111, "validation": 24, "test": 24},
+    "model": "keci",
+    "dim": 16,
+    "epochs": 20,
+    "batch_size": 1024,
+    "lr": 0.1,
+    "scheme": "1vsall",
+    "p": 0,
+    "q": 1,
+    "strategies": ["aswa", "last"],
+    "seed": 2,
+    "num_processes": 1,
+}
+OLDER_IMAGE = {
+    "dataset": {"name": "digits", "train": 300, "validation": 260, "test": 497},
+    "model": "test_resnet",
+    "recipe": "preresnet20",
+    "epochs": 5,
+    "batch_size": 50,
+    "lr": 0.1,
+    "strategies": ["aswa", "swa", "ema", "best", "last"],
+    "image_size": 16,
+    "augment": False,
+    "val_ratio": 0.2,
+    "train_size": 300,
+    "bn_batches": None,
+    "precision": "fp32",
+    "seed": 0,
+    "num_processes": 1,
+}
+
+
+def test_settings_of_earlier_versions_are_read():
+    links = KGERun(
+        dataset="countries", model="keci", dim=16, epochs=20, scheme="1vsall", strategies=("aswa", "last"), seed=2
+    )
+    images = ImageRun(
+        dataset="digits",
+        model="test_resnet",
+        recipe="preresnet20",
+        epochs=5,
+        batch_size=50,
+        lr=0.1,
+        image_size=16,
+        augment=False,
+        val_ratio=0.2,
+        train_size=300,
+        precision="fp32",
+    )
+    assert run_of(OLDER_KGE) == links
+    assert run_of(OLDER_IMAGE) == images
+    # What a version did not have yet was at its default.
+    assert run_of({name: value for name, value in OLDER_KGE.items() if name != "scheme"}) == replace(
+        links, scheme="kvsall"
+    )
+
+
+STRATEGY_NAMES = "aswa, swa, ema, best, last, swa-all"
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting", "message"),
+    [
+        (KGERun, {"dim": 0}, "dim must be a whole number of at least 1, got 0."),
+        (KGERun, {"dim": 2.5}, "dim must be a whole number of at least 1, got 2.5."),
+        (KGERun, {"dim": True}, "dim must be a whole number of at least 1, got True."),
+        (KGERun, {"epochs": None}, "epochs must be a whole number of at least 1, got None."),
+        (KGERun, {"seed": -1}, "seed must be a whole number of at least 0, got -1."),
+        (KGERun, {"lr": -0.1}, "lr must be a number of at least 0, got -0.1."),
+        (KGERun, {"lr": math.nan}, "lr must be a number of at least 0, got nan."),
+        (KGERun, {"lr": math.inf}, "lr must be a number of at least 0, got inf."),
+        (KGERun, {"lr": "0.1"}, "lr must be a number of at least 0, got '0.1'."),
+        (KGERun, {"model": 3}, "model must be text, got 3."),
+        (KGERun, {"model": "transe"}, f"model has the unknown value 'transe'. Expected one of {', '.join(SCORERS)}."),
+        (
+            KGERun,
+            {"model": "complx"},
+            f"model has the unknown value 'complx'. Did you mean 'complex'? Expected one of {', '.join(SCORERS)}.",
+        ),
+        (
+            KGERun,
+            {"scheme": "kvsal"},
+            f"scheme has the unknown value 'kvsal'. Did you mean 'kvsall'? Expected one of {', '.join(SCHEMES)}.",
+        ),
+        (
+            KGERun,
+            {"strategies": "aswa,awsa"},
+            f"strategies has the unknown value 'awsa'. Did you mean 'aswa'? Expected one of {STRATEGY_NAMES}.",
+        ),
+        (KGERun, {"strategies": ["aswa", "last", "aswa"]}, "strategies contains 'aswa' twice."),
+        (KGERun, {"strategies": ()}, f"strategies must name at least one of {STRATEGY_NAMES}, got ()."),
+        (KGERun, {"strategies": " , "}, f"strategies must name at least one of {STRATEGY_NAMES}, got ' , '."),
+        (
+            KGERun,
+            {"strategies": ["aswa", 3]},
+            f"strategies must be a list of names from {STRATEGY_NAMES}, got ['aswa', 3].",
+        ),
+        (KGERun, {"strategies": None}, f"strategies must be a list of names from {STRATEGY_NAMES}, got None."),
+        (ImageRun, {"epochs": 0}, "epochs must be a whole number of at least 1 or None, got 0."),
+        (ImageRun, {"image_size": 4}, "image_size must be a whole number of at least 8 or None, got 4."),
+        (ImageRun, {"fge": "yes"}, "fge must be True or False, got 'yes'."),
+        (ImageRun, {"augment": 1}, "augment must be True or False or None, got 1."),
+        (
+            ImageRun,
+            {"precision": "bf61"},
+            f"precision has the unknown value 'bf61'. Did you mean 'bf16'? Expected one of {', '.join(PRECISIONS)}.",
+        ),
+    ],
+)
+def test_a_bad_value_is_an_error_with_the_setting_the_value_and_the_limits(kind, setting, message):
+    with pytest.raises(SettingError) as caught:
+        kind(dataset="any", **setting)
+    assert str(caught.value) == message
+    assert [caught.value.name] == list(setting)
+
+
+def test_strategies_are_given_as_text_or_as_names():
+    for strategies in ("aswa, last", ["aswa", "last"], ("aswa", "last")):
+        assert KGERun(dataset="countries", strategies=strategies).strategies == ("aswa", "last")
+
+
+def test_the_names_are_those_of_the_models_schemes_strategies_and_precisions():
+    assert set(SCORERS) == set(MODELS)
+    assert SCHEMES == TRAINING_SCHEMES
+    assert tuple(STRATEGIES) == DEFAULT_STRATEGIES
+    for kind in KINDS.values():
+        (choices,) = [one.choices for one in kind.settings() if one.name == "strategies"]
+        assert choices == tuple(NAMED)
+    assert {chosen_precision(name) for name in PRECISIONS} == set(PRECISIONS) - {"auto"}
+
+
+def test_importing_the_settings_loads_no_torch():
+    code = (
+        "import sys, aswa_hf; aswa_hf.KGERun(dataset='countries'), aswa_hf.ImageRun(dataset='digits'); "
+        "print([name for name in ('torch', 'numpy', 'transformers', 'typer') if name in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert run.stdout.strip() == "[]"
