@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from transformers import HfArgumentParser, Trainer, TrainingArguments, set_seed
 
 from aswa_hf import ASWACallback
-from aswa_hf.vision.data import TensorImages, load_digits
-from aswa_hf.vision.training import ImageClassifier, accuracy
+from aswa_hf.vision import ImageTensors, as_it_is, load_digits, timm_classifier
+from aswa_hf.vision.training import accuracy
 
 
 @dataclass
@@ -46,6 +46,7 @@ class Arguments(TrainingArguments):
     save_total_limit: int = 2
     logging_strategy: str = "epoch"
     dataloader_pin_memory: bool = False
+    remove_unused_columns: bool = False  # ImageTensors makes whole batches
     report_to: str = "none"
 
 
@@ -53,12 +54,15 @@ def main() -> None:
     example, args = HfArgumentParser((ExampleArguments, Arguments)).parse_args_into_dataclasses()
     set_seed(args.seed)
     digits = load_digits(train=example.max_train_images, seed=args.seed)
-    images = {split: TensorImages(dataset, size=32) for split, dataset in digits.items()}
+    images = {split: ImageTensors(dataset, size=32) for split, dataset in digits.items()}
+    train = images["train"]
+    looks = {"channels": train.channels, "size": train.size, "mean": train.mean, "std": train.std}
 
     trainer = Trainer(
-        ImageClassifier(example.model, num_classes=10, in_chans=1),
+        timm_classifier(example.model, train.class_names, **looks),
         args,
-        train_dataset=images["train"],
+        data_collator=as_it_is,
+        train_dataset=train,
         eval_dataset=images["validation"],
         compute_metrics=accuracy,
     )

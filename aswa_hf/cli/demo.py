@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from transformers import Trainer
 
     from aswa_hf.strategies import Strategy
     from aswa_hf.trainer import ASWACallback
 
+KGE_EPOCHS = 150
 STRATEGIES = ("last", "best", "swa", "ema", "aswa")
 DESCRIPTIONS = {
     "last": "the last epoch",
@@ -24,9 +26,9 @@ DESCRIPTIONS = {
 
 
 def demo(
-    output_dir: Annotated[Path, typer.Option(help="Folder for the trajectory, its picture and the results.")] = Path(
-        "aswa-demo"
-    ),
+    output_dir: Annotated[
+        Path, typer.Option(help="Folder for the models, the trajectory, its picture and the results.")
+    ] = Path("aswa-demo"),
     epochs: Annotated[int, typer.Option(metavar="N", min=1, help="How long to train.")] = 30,
     model: Annotated[str, typer.Option(help="Any timm model that works on 32×32 pixels.")] = "test_convnext",
     seed: Annotated[
@@ -41,22 +43,28 @@ def demo(
 
     Example: `aswa-hf demo --epochs 20 --output-dir my-demo`
     """
-    import time
-
     from rich.console import Console
 
-    from aswa_hf.cli.demo_kge import demo_kge
+    console = Console()
+    _digits(console, output_dir, epochs, model, seed)
+    _countries(console, output_dir / "countries", seed)
+
+
+def _digits(console: Console, output_dir: Path, epochs: int, model: str, seed: int) -> None:
+    """Trains an image classifier and shows what each strategy ends with."""
+    import time
+
     from aswa_hf.experiments.progress import decision_summary, decisions_shown
     from aswa_hf.experiments.running import write_results
     from aswa_hf.run_folder import PICTURE
 
-    console = Console()
     trainer, callback, test_set = _prepare(model, epochs, seed, output_dir)
     console.print(f"Training [bold]{model}[/bold] on handwritten digits, {epochs} epochs:")
     start = time.perf_counter()
     with decisions_shown(trainer, callback, console):
         trainer.train()
     seconds = {"train": time.perf_counter() - start}
+    trainer.model.save_pretrained(output_dir)
 
     strategies, scores = callback.strategies, {}
     for name in STRATEGIES:
@@ -78,7 +86,6 @@ def demo(
     write_results(output_dir, callback, results, seconds, **about)
     console.print(decision_summary(strategies["aswa"]))
     console.print(f"Written: {output_dir / PICTURE}; more: aswa-hf report {output_dir}", soft_wrap=True)
-    demo_kge(console, output_dir, seed)
 
 
 def _prepare(model: str, epochs: int, seed: int, output_dir: Path) -> tuple[Trainer, ASWACallback, Any]:
@@ -86,20 +93,22 @@ def _prepare(model: str, epochs: int, seed: int, output_dir: Path) -> tuple[Trai
     from transformers import Trainer, TrainingArguments, set_seed
 
     from aswa_hf.trainer import ASWACallback
-    from aswa_hf.vision.classifier import check_timm_name
-    from aswa_hf.vision.data import TensorImages, load_digits
-    from aswa_hf.vision.training import ImageClassifier, accuracy
+    from aswa_hf.vision import ImageTensors, as_it_is, load_digits
+    from aswa_hf.vision.classifier import check_timm_name, timm_classifier
+    from aswa_hf.vision.training import accuracy
 
-    check_timm_name(model)
-    output_dir.mkdir(parents=True, exist_ok=True)
     splits = load_digits(train=200, validation=700, seed=seed)
-    digits = {name: TensorImages(split, size=32) for name, split in splits.items()}
+    digits = {name: ImageTensors(split, size=32) for name, split in splits.items()}
+    first = digits["train"]
+    check_timm_name(model)
     set_seed(seed)
-    classifier = ImageClassifier(model, num_classes=10, in_chans=1)
+    looks: dict[str, Any] = {"channels": first.channels, "size": first.size, "mean": first.mean, "std": first.std}
     try:
-        classifier.eval()(digits["test"].pixel_values[:1])
+        classifier = timm_classifier(model, first.class_names, **looks)
+        classifier.eval()(first[0]["pixel_values"][None])
     except (AssertionError, RuntimeError, ValueError) as error:
         raise ValueError(f"{model} does not work on 32×32 pixels: {error}. Choose another --model.") from None
+    output_dir.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(
         classifier,
         TrainingArguments(
@@ -115,9 +124,11 @@ def _prepare(model: str, epochs: int, seed: int, output_dir: Path) -> tuple[Trai
             report_to="none",
             disable_tqdm=True,
             dataloader_pin_memory=False,
+            remove_unused_columns=False,
             seed=seed,
         ),
-        train_dataset=digits["train"],
+        data_collator=as_it_is,
+        train_dataset=first,
         eval_dataset=digits["validation"],
         compute_metrics=accuracy,
     )
@@ -143,3 +154,44 @@ def _table(strategies: dict[str, Strategy], test: dict[str, float]) -> Any:
             str(strategy.members),
         )
     return table
+
+
+def _countries(console: Console, output_dir: Path, seed: int) -> None:
+    """Trains a link predictor on the world's countries and asks it three questions whose answers were held back."""
+    from transformers import set_seed
+
+    from aswa_hf.experiments.progress import decision_summary, decisions_shown
+    from aswa_hf.kge import ComplEx, KGETrainer, LinkPredictor, load_kg, paper_arguments
+    from aswa_hf.trainer import ASWACallback
+
+    kg = load_kg("countries")
+    set_seed(seed)
+    arguments = paper_arguments(
+        str(output_dir),
+        num_train_epochs=KGE_EPOCHS,
+        learning_rate=0.02,
+        seed=seed,
+        disable_tqdm=True,
+    )
+    trainer = KGETrainer(ComplEx(kg.config(dim=32)), arguments, kg)
+    callback = ASWACallback(trainer, metric="mrr", strategies=("aswa", "best", "last"))
+    trainer.add_callback(callback)
+    console.print(f"\nTraining [bold]ComplEx[/bold] on {kg.num_entities} countries and regions, {KGE_EPOCHS} epochs …")
+    with decisions_shown(trainer, callback, console, show="none"):
+        trainer.train()
+    trainer.save_model()
+    console.print(decision_summary(callback.strategies["aswa"]))
+
+    for name in ("last", "best", "aswa"):
+        with callback.strategies[name].swapped():
+            found = trainer.evaluate("test", metric_key_prefix="test")
+        console.print(f"  {name:5s} test MRR {found['test_mrr']:.3f}   Hits@1 {found['test_hits@1']:.3f}")
+    predictor = LinkPredictor(trainer.model, kg.vocab)
+    console.print("Three questions whose answers it was never told:")
+    for head, relation, tail in kg.triples("test")[:3]:
+        country, region = kg.vocab.entities[head], kg.vocab.entities[tail]
+        answers = predictor.predict(country, kg.vocab.relations[relation], k=3)["tail"].tolist()
+        mark = "[green]right[/]" if answers[0] == region else f"[red]wrong[/], it is {region}"
+        console.print(f"  {country} is located in … {answers[0]} ({mark}); then {', '.join(answers[1:])}")
+    ask = f"aswa-hf predict {output_dir} --head france --relation neighbor"
+    console.print(f"Written: {output_dir}; ask it more: {ask}", soft_wrap=True)

@@ -10,15 +10,13 @@ from typing import Any
 import datasets
 import numpy as np
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
-import torch
 from datasets import Array2D, ClassLabel, Dataset, DatasetDict, Features, Image
-from torch import Tensor
 
 from aswa_hf._utils.files import refuse_mistyped
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.vision.images import ImageTensors, as_it_is
 
-__all__ = ["ImageTensors", "TensorImages", "as_it_is", "load_cifar", "load_digits"]
+__all__ = ["ImageTensors", "as_it_is", "load_cifar", "load_digits"]
 
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "fine_label", "coarse_label")
@@ -87,6 +85,8 @@ def hold_out(
     splits: Mapping[str, Dataset], val_ratio: float, seed: int = 0, *, train_size: int | None = None
 ) -> DatasetDict:
     """The train split parted into train and validation, of every class its share; the test split as it is."""
+    # `Dataset.train_test_split(stratify_by_column="label")` leaves out small classes and refuses small shares, and
+    # other images are held out with another `train_size`.
     ids = {split: np.asarray(dataset.with_format("numpy")["label"][:]) for split, dataset in splits.items()}
     counts = _check_classes(ids, splits["train"].features["label"].names)
 
@@ -253,22 +253,3 @@ def _draw(labels: np.ndarray, kept: np.ndarray, held_out: np.ndarray, seed: int)
 
 def _select(dataset: Dataset, split: str, rows: np.ndarray) -> Dataset:
     return Dataset(dataset.data, info=dataset.info, split=datasets.NamedSplit(split)).select(rows)
-
-
-class TensorImages(torch.utils.data.Dataset[dict[str, Tensor]]):
-    """The digits as tensors from -1 to 1, enlarged to `size`, with the names a model's inputs have.
-
-    Decoding happens once, here, and not in every epoch.
-    """
-
-    def __init__(self, dataset: Dataset, *, size: int):
-        table = dataset.with_format("numpy")
-        images = torch.as_tensor(np.asarray(table["image"][:]), dtype=torch.float32)[:, None] / 120 - 1
-        self.pixel_values = torch.nn.functional.interpolate(images, size=size, mode="bilinear")
-        self.labels = torch.as_tensor(np.asarray(table["label"][:]))
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"pixel_values": self.pixel_values[index], "labels": self.labels[index]}

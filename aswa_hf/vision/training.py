@@ -7,10 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -20,20 +19,6 @@ from aswa_hf.ensembles import FGE, State
 from aswa_hf.vision.classifier import save_tensors
 from aswa_hf.vision.images import as_it_is
 from aswa_hf.vision.recipes import Recipe, swa_schedule
-
-
-class ImageClassifier(nn.Module):
-    """A timm model with the inputs and outputs the Trainer expects: `pixel_values`, `labels`; `loss`, `logits`."""
-
-    def __init__(self, name: str, *, num_classes: int, **options: Any):
-        super().__init__()
-        self.backbone = timm.create_model(name, num_classes=num_classes, **options)
-
-    def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        logits = self.backbone(pixel_values)
-        if labels is None:
-            return {"logits": logits}
-        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
 def accuracy(predictions: Any) -> dict[str, float]:

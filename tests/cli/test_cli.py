@@ -9,14 +9,19 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
+import timm
 import torch
 from commands import outcome
 from ddp_run import free_port
 from places import HELPERS
 from safetensors.torch import load_file
-from training import assert_accuracy
+from torch.utils.data import DataLoader
+from training import assert_accuracy, assert_same_tensors
+from transformers import AutoModelForImageClassification
 
+from aswa_hf.ensembles import PredictionEnsemble
 from aswa_hf.trajectory import load_trajectories
+from aswa_hf.vision import ImageTensors, as_it_is, load_digits
 
 
 def run(*arguments, cwd):
@@ -52,6 +57,13 @@ def test_demo_prints_a_table_and_writes_trajectory_and_picture(tmp_path):
     assert trajectories["last"][-1].score == trajectories["aswa"][-1].running_score
     content = json.loads((tmp_path / "out" / "aswa_trajectory.json").read_text())
     assert all(abs(sum(s["alphas"]) - 1) < 1e-9 for s in content["strategies"].values())
+    # The folder is a model that both libraries load.
+    model = AutoModelForImageClassification.from_pretrained(tmp_path / "out").eval()
+    ours = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).state_dict()
+    assert_same_tensors(ours, model.timm_model.state_dict())
+    images = ImageTensors(load_digits(train=200, validation=700)["test"], size=32)
+    probabilities = PredictionEnsemble(None, [model]).predict(DataLoader(images, 250, collate_fn=as_it_is))
+    assert_accuracy(tested["aswa"]["test"]["accuracy"], probabilities, images.labels)
 
 
 def test_bad_input_is_one_line_and_a_failing_exit_status(tmp_path):
