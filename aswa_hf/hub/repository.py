@@ -228,11 +228,11 @@ def check_run(run: Path) -> None:
 
 
 def _check_weights(run: Path, config: Mapping[str, Any]) -> None:
-    """Raises ValueError for weights that are not finite, or do not fit a model that this package knows to build."""
+    """Raises ValueError for weights that are not finite, or do not fit a model that this package can build."""
     if config.get("model_type") == "kge":
         from aswa_hf.kge import KGEModel
 
-        KGEModel.from_pretrained(run)  # it is strict
+        KGEModel.from_pretrained(run)  # raises for both
         return
     shapes = {}
     for file in _weight_files(run):
@@ -242,7 +242,7 @@ def _check_weights(run: Path, config: Mapping[str, Any]) -> None:
                 shapes[name] = tuple(tensor.shape)
                 if tensor.is_floating_point() and not tensor.isfinite().all():
                     raise ValueError(
-                        f"{file} has NaN or infinite numbers in {name!r}. Train again with a smaller rate."
+                        f"{file} has NaN or infinite numbers in {name!r}. Train with a smaller learning rate."
                     )
     if isinstance(config.get("architecture"), str):
         expected = _timm_shapes(config)
@@ -256,7 +256,7 @@ def _check_weights(run: Path, config: Mapping[str, Any]) -> None:
 
 
 def _timm_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The tensors of the timm model that a config describes, by name."""
+    """Returns the shapes of the tensors of the timm model that a config describes, by name."""
     import timm
 
     import aswa_hf.vision  # noqa: F401 (registers architectures with timm)

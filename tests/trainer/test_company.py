@@ -296,7 +296,7 @@ def test_a_history_that_cannot_be_written_does_not_cost_the_ensemble(tmp_path, m
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("aswa_hf.trainer.callback.save_trajectories", full)
+    monkeypatch.setattr("aswa_hf.trainer.callback.write_trajectory", full)
     callback = with_aswa(trainer := make_trainer("conv", tmp_path, save_strategy="no"))
     trainer.train()
     averaged = callback.strategies["aswa"].average.averaged
