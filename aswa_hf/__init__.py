@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from aswa_hf._utils.process_group import closing_process_group
     from aswa_hf.averaging import WeightAverage
     from aswa_hf.checkpoints import average_checkpoints
     from aswa_hf.ensembles import FGE, PredictionEnsemble
@@ -29,6 +30,7 @@ __all__ = [
     "Trajectory",
     "WeightAverage",
     "average_checkpoints",
+    "closing_process_group",
     "train_image",
     "train_kge",
 ]
@@ -43,6 +45,7 @@ _MODULES = {
     "WeightAverage": "averaging",
     "average_checkpoints": "checkpoints",
     **dict.fromkeys(("ImageRun", "KGERun", "train_image", "train_kge"), "experiments"),
+    "closing_process_group": "_utils.process_group",
 }
 
 

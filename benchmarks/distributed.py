@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -35,7 +34,8 @@ from averaging import cpu_name, positive
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from aswa_hf import loop
+from aswa_hf import closing_process_group
+from aswa_hf.loop import training as loop
 
 MODELS = ("plain", "batchnorm")
 LEGEND = """\
@@ -195,7 +195,10 @@ def start(processes: int, arguments: list[str]) -> dict[str, Any]:
     """Runs this program with `--worker` on so many processes; gives what the first one measured."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     if processes > 1:
-        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(processes)}
+        # This process holds the store, as a launcher does, on a port that the system chooses.
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(processes)}
+        environment["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     running = []
     for rank in range(processes):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if processes > 1 else {}
@@ -205,12 +208,6 @@ def start(processes: int, arguments: list[str]) -> dict[str, Any]:
     if any(process.returncode for process in running):
         sys.exit(f"A process of {processes} failed; see its message above.")
     return json.loads(printed[0].splitlines()[-1])
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 def summary(measured: dict[str, Any]) -> dict[str, float]:
@@ -263,7 +260,8 @@ def main() -> None:
     if options.epochs < 2 or options.batches < 2:
         parser.error("--epochs and --batches must be at least 2: the first decision of a run is not measured")
     if options.worker:
-        work(options)
+        with closing_process_group():
+            work(options)
         return
     header = {
         "torch": torch.__version__,

@@ -18,6 +18,7 @@ from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.utils import set_seed
 from torch.utils.data import DataLoader
 
+from aswa_hf import closing_process_group
 from aswa_hf.loop import fit
 from aswa_hf.vision import ImageTensors, as_it_is, load_digits
 from aswa_hf.vision.classifier import timm_classifier
@@ -79,8 +80,8 @@ def main() -> None:
     for name, strategy in run.strategies.items():
         with strategy.swapped(), torch.no_grad():
             accelerator.print(f"{name:5s} test accuracy {accuracy('test'):.4f}")
-    accelerator.end_training()
 
 
 if __name__ == "__main__":
-    main()
+    with closing_process_group():
+        main()

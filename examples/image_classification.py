@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import set_seed
 
-from aswa_hf import ASWACallback
+from aswa_hf import ASWACallback, closing_process_group
 from aswa_hf.ensembles import PredictionEnsemble
 from aswa_hf.vision import ImageTensors, as_it_is, load_cifar, load_digits
 from aswa_hf.vision.classifier import TimmForImageClassification, timm_classifier
@@ -101,4 +101,5 @@ def show(what: str, probabilities: Tensor, labels: Tensor) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with closing_process_group():
+        main()

@@ -18,6 +18,7 @@ from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.utils import set_seed
 from torch.utils.data import DataLoader
 
+from aswa_hf import closing_process_group
 from aswa_hf.kge import Keci, load_kg
 from aswa_hf.kge.ranking import rank_triples
 from aswa_hf.kge.training import training_examples
@@ -85,8 +86,8 @@ def main() -> None:
         with strategy.swapped():
             found = metrics("test")
         accelerator.print(f"{name:5s} test MRR {found['mrr']:.4f}   Hits@10 {found['hits@10']:.4f}")
-    accelerator.end_training()
 
 
 if __name__ == "__main__":
-    main()
+    with closing_process_group():
+        main()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from transformers import HfArgumentParser, Trainer, TrainingArguments, set_seed
 
-from aswa_hf import ASWACallback
+from aswa_hf import ASWACallback, closing_process_group
 from aswa_hf.vision import ImageTensors, as_it_is, load_digits, timm_classifier
 from aswa_hf.vision.training import accuracy
 
@@ -85,4 +85,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with closing_process_group():
+        main()

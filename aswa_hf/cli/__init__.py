@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from aswa_hf._utils.process_group import closing_process_group
 from aswa_hf.cli.average import average
 from aswa_hf.cli.demo import demo
 from aswa_hf.cli.evaluate import evaluate
@@ -75,7 +76,8 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     warnings.showwarning = _say
     try:
-        status = app(standalone_mode=False)  # typer itself would draw a box around wrong usage
+        with closing_process_group():
+            status = app(standalone_mode=False)  # typer itself would draw a box around wrong usage
     except (ValueError, TypeError, OSError) as error:
         sys.exit(f"aswa-hf: {' '.join(str(error).split())}")
     except Exception as error:

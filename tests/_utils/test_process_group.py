@@ -1,0 +1,84 @@
+"""Whoever starts a process group destroys it: also after an error, Ctrl-C or `sys.exit`, and with no thread left."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch.distributed as dist
+from meeting import meeting_place
+from places import HELPERS
+
+from aswa_hf import closing_process_group
+
+# How the two processes end.
+STATUSES = {
+    ("ddp", "return"): [0, 0],
+    ("ddp", "error"): [1, 1],
+    ("ddp", "error of one"): [1, 1],
+    ("ddp", "Ctrl-C"): [-signal.SIGINT, -signal.SIGINT],
+    ("ddp", "exit"): [3, 3],
+    ("ddp", "end_training"): [0, 0],
+    ("sharded", "return"): [0, 0],
+    ("sharded", "error"): [1, 1],
+    ("sharded", "error of one"): [1, 1],
+    ("sharded", "Ctrl-C"): [-signal.SIGINT, -signal.SIGINT],
+    ("sharded", "exit"): [3, 3],
+    ("sharded", "end_training"): [0, 0],
+    ("command", "return"): [0, 0],
+    ("command", "error"): [1, 1],
+    ("command", "error of one"): [1, 1],
+    ("command", "Ctrl-C"): [130, 130],
+    ("command", "exit"): [3, 3],
+}
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory):
+    """What each process of each job leaves."""
+    jobs, stores = [], []
+    for what, way in STATUSES:
+        store, environment = meeting_place(2)
+        stores.append(store)
+        jobs.append([what, way, str(tmp_path_factory.mktemp("leaving")), environment])
+    run = subprocess.run(
+        [sys.executable, str(HELPERS / "leaving.py"), json.dumps(jobs)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    return dict(zip(STATUSES, json.loads(run.stdout), strict=True))
+
+
+@pytest.mark.parametrize(("what", "way"), STATUSES)
+def test_a_process_leaves_without_its_group_whichever_way(what, way, left):
+    assert [process["status"] for process in left[what, way]] == STATUSES[what, way]
+    for process in left[what, way]:
+        assert not process["group"]
+        # A thread that needs the interpreter after its end aborts the process.
+        assert process["threads"] == []
+
+
+def test_a_group_that_was_there_before_is_left_alone(tmp_path):
+    with closing_process_group():  # nothing to close
+        pass
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        with closing_process_group():
+            pass
+        assert dist.is_initialized()
+        with pytest.raises(KeyError), closing_process_group():
+            raise KeyError
+        assert dist.is_initialized()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_group_is_destroyed_when_the_block_ends(tmp_path):
+    with closing_process_group():
+        dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    assert not dist.is_initialized()
