@@ -10,9 +10,8 @@ import sys
 import fsdp_jobs
 import pytest
 import torch
-from ddp_run import free_port
 from fsdp_run import TOKENS, Processes, in_bfloat16, make_net, plain_walk, snapshot, strategies, walk
-from places import ROOT
+from places import HELPERS, ROOT
 from safetensors.torch import load_file
 from torch import nn
 
@@ -293,7 +292,7 @@ def test_the_examples_run_with_the_configuration_for_sharded_models(example, fla
     root = ROOT
     command = [sys.executable, "-m", "accelerate.commands.launch"]
     command += ["--config_file", root / "examples" / "configs" / "fsdp2_8gpu.yaml", "--num_processes", "2"]
-    command += ["--main_process_port", str(free_port()), root / "tests" / "sharded_on_cpu.py"]
+    command += ["--main_process_port", "0", HELPERS / "sharded_on_cpu.py"]
     run = subprocess.run(
         [*command, root / "examples" / f"{example}_accelerate.py", *flags, "--output_dir", tmp_path],
         env=os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},

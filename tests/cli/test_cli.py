@@ -12,7 +12,6 @@ import pytest
 import timm
 import torch
 from commands import outcome
-from ddp_run import free_port
 from places import HELPERS
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
@@ -27,7 +26,7 @@ from aswa_hf.vision import ImageTensors, as_it_is, load_digits
 def run(*arguments, cwd):
     """A command as a process of its own."""
     environment = os.environ | {"COLUMNS": "120", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "aswa_hf.cli", *arguments]
+    command = [sys.executable, "-m", "aswa_hf", *arguments]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)
 
 
@@ -174,8 +173,8 @@ IMAGES = "image --dataset digits --model test_resnet --image-size 16 --train-siz
 
 @pytest.mark.parametrize(("train", "epochs"), [(LINKS, 20), (IMAGES, 3)])
 def test_two_processes_make_one_run_folder_and_one_output(train, epochs, tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_addr", "127.0.0.1"]
-    command += ["--master_port", str(free_port()), "-m", "aswa_hf.cli", "train", *train.split()]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command += ["-m", "aswa_hf", "train", *train.split()]
     command += ["--strategies", "aswa,last"]
     environment = os.environ | {"COLUMNS": "120", "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     result = subprocess.run(

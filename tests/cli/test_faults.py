@@ -4,11 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
 from commands import call
+from places import HELPERS
 
 from aswa_hf.kge import KGEConfig, KGEModel, evaluate_link_prediction, load_kg
 
@@ -21,23 +21,24 @@ def refused(*arguments):
     return complaint
 
 
-def wait_for(path, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not list(path.parent.glob(path.name)):
-        assert time.monotonic() < deadline, f"{path} did not appear"
-        time.sleep(0.05)
-
-
 def test_a_folder_is_trained_in_by_one_process_and_ctrl_c_says_how_to_go_on(tmp_path):
     run = tmp_path / "run"
     options = ["train", "kge", "--dataset", "countries", "--dim", "8", "--epochs", "3000", "--output-dir", str(run)]
-    command = [sys.executable, "-m", "aswa_hf.cli", *options]
-    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ)
+    reader, writer = os.pipe()
+    first = subprocess.Popen(
+        [sys.executable, str(HELPERS / "announced_command.py"), str(writer), *options],
+        pass_fds=[writer],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(writer)
     try:
-        wait_for(run / "train.log")
+        with open(reader) as announced:
+            assert announced.readline() == "training\n"  # or nothing, at once, if the process has ended
         assert refused(*options).startswith(f"aswa-hf: Another process is training in {run}.")
         first.send_signal(signal.SIGINT)
-        _, errors = first.communicate(timeout=60)
+        _, errors = first.communicate(timeout=240)
     finally:
         first.kill()
     assert first.returncode == 130

@@ -15,7 +15,7 @@ import accelerate  # noqa: F401
 import datasets  # noqa: F401
 import torch
 import training  # noqa: F401
-from ddp_run import free_port
+from meeting import meeting_place
 from transformers import Trainer  # noqa: F401
 
 import aswa_hf.trainer.callback  # noqa: F401
@@ -37,8 +37,8 @@ def work(rank: int) -> None:
 def main() -> None:
     sys.argv = sys.argv[1:]
     torch.set_num_threads(1)
-    os.environ.update(WORLD_SIZE=str(WORLD), LOCAL_WORLD_SIZE=str(WORLD))
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    store, addresses = meeting_place(WORLD)  # while this process lives
+    os.environ.update(addresses)
     ranks = []
     for rank in range(WORLD):
         child = os.fork()

@@ -34,6 +34,7 @@ from aswa_hf.strategies import Strategy
 POINTS = 5
 # The scores of the running model and of the look-ahead at each point: init, soft, hard, soft, reject.
 SCORES = [(0.5, 0.0), (0.4, 0.6), (0.9, 0.1), (0.2, 0.95), (0.3, 0.3)]
+SECONDS = 240  # that a rank may take
 TOKENS = torch.arange(10).reshape(10, 1) % 5
 
 
@@ -202,12 +203,13 @@ def serve() -> None:
             if (child := os.fork()) == 0:
                 work(function, rank, world, Path(folder), meeting, options)
             ranks.append(child)
-        ended = wait(ranks, seconds=60)
-        print(json.dumps([answer(meeting, rank, ended[child]) for rank, child in enumerate(ranks)]), flush=True)
+        ended = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in ranks]
+        print(json.dumps([answer(meeting, rank, status) for rank, status in enumerate(ended)]), flush=True)
 
 
 def work(function: Callable, rank: int, world: int, folder: Path, meeting: Path, options: dict[str, Any]) -> None:
     """One rank: never returns."""
+    signal.alarm(SECONDS)  # ends it
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -219,21 +221,6 @@ def work(function: Callable, rank: int, world: int, folder: Path, meeting: Path,
         result = ("error", f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
     Path(f"{meeting}-{rank}").write_text(json.dumps(result))
     os._exit(0)
-
-
-def wait(ranks: list[int], seconds: float) -> dict[int, int]:
-    """How each rank ended; those that do not end in time are killed."""
-    ended: dict[int, int] = {}
-    deadline = time.monotonic() + seconds
-    while len(ended) < len(ranks):
-        for child in [rank for rank in ranks if rank not in ended]:
-            pid, status = os.waitpid(child, os.WNOHANG)
-            if pid:
-                ended[child] = os.waitstatus_to_exitcode(status)
-            elif time.monotonic() > deadline:
-                os.kill(child, signal.SIGKILL)
-        time.sleep(0.005)
-    return ended
 
 
 def answer(meeting: Path, rank: int, status: int) -> tuple[str, Any]:

@@ -3,31 +3,30 @@
     python killed_commands.py FOLDER KILL_AT… -- ARGUMENT…
 
 Runs the command with `--output-dir FOLDER/straight`; then with `--output-dir FOLDER/killed`, where it is killed each
-time its log tells of one of the epochs KILL_AT, and taken up again with `--resume`. The processes are forked, since
-importing the libraries takes longer than training.
+time it logs one of the epochs KILL_AT, and resumed with `--resume`. The processes are forked, since importing the
+libraries takes longer than training.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import torch
+from moments import at, die
 
 import aswa_hf.experiments.kge  # noqa: F401  here and not in every process
 from aswa_hf.cli import main as aswa_hf_main
-from aswa_hf.experiments.running import LOG, RESULTS
 
 
-def start(arguments: list[str]) -> int:
-    """The id of a process that runs the command."""
-    child = os.fork()
-    if child:
-        return child
+def run(arguments: list[str], kill_at: int | None = None) -> int:
+    """The exit status of a command; the number of a signal, negative, if that ended it."""
+    if child := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if kill_at is not None:
+        at("on_log", lambda args, state: die() if state.epoch >= kill_at else None)
     try:
         sys.argv = ["aswa-hf", *arguments]
         aswa_hf_main()
@@ -40,37 +39,18 @@ def start(arguments: list[str]) -> int:
     os._exit(0)
 
 
-def kill_at(epoch: int, child: int, log: Path) -> None:
-    """Kills the process as soon as its log has an entry of this epoch or a later one."""
-    while True:
-        lines = log.read_text().splitlines() if log.exists() else []
-        epochs = [json.loads(line).get("epoch", 0) for line in lines if line.endswith("}")]
-        if epochs and epochs[-1] >= epoch:
-            break
-        assert os.waitpid(child, os.WNOHANG) == (0, 0), "the process ended before it could be killed"
-        time.sleep(0.002)
-    os.kill(child, signal.SIGKILL)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert status == -signal.SIGKILL, f"expected the process to be killed, it ended with {status}"
-
-
 def main() -> None:
     here = sys.argv.index("--")
     root, *kills = sys.argv[1:here]
     command = sys.argv[here + 1 :]
     torch.set_num_threads(1)
-
-    def finish(child: int) -> None:
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        assert status == 0, f"the command ended with {status}"
-
-    finish(start([*command, "--output-dir", f"{root}/straight"]))
-    killed = [*command, "--output-dir", f"{root}/killed"]
-    log = Path(root) / "killed" / LOG
+    straight, killed = ([*command, "--output-dir", f"{root}/{name}"] for name in ("straight", "killed"))
+    assert run(straight) == 0
     for count, epoch in enumerate(map(int, kills)):
-        kill_at(epoch, start([*killed, "--resume"] if count else killed), log)
-        assert not (Path(root) / "killed" / RESULTS).exists()
-    finish(start([*killed, "--resume"]))
+        status = run([*killed, "--resume"] if count else killed, kill_at=epoch)
+        assert status == -signal.SIGKILL, f"expected the process to be killed, it ended with {status}"
+        assert not (Path(root) / "killed" / "results.json").exists()
+    assert run([*killed, "--resume"]) == 0
 
 
 if __name__ == "__main__":

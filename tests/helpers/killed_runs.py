@@ -72,7 +72,7 @@ def in_own_process(*job) -> int:
 def assert_bit_identical(kind: str, folder: Path, save_strategy: str, kills: list[int]) -> None:
     """Runs the job straight through and once with each kill, and compares all weights and histories."""
     command = [sys.executable, __file__, kind, str(folder), save_strategy, "0", *map(str, kills)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert run.returncode == 0, run.stderr[-3000:]
 
     straight = load_file(folder / "0" / "result.safetensors")

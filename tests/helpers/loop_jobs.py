@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.utils import set_seed
-from ddp_run import free_port
+from meeting import meeting_place
 from safetensors.torch import load_file, save_file
 from sharded_on_cpu import shard_on_cpu
 from torch import Tensor, nn
@@ -208,13 +208,13 @@ def in_own_processes(job: dict[str, Any]) -> list[int]:
     processes = job.pop("processes", 1)
     if job.get("sharded"):
         import_module("torch._dynamo")  # sharding needs it; it takes seconds, here and not in every process
-    addresses = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(processes)}
+    store, addresses = meeting_place(processes)  # until this function returns
     children = []
     for rank in range(processes):
         child = os.fork()
         if child == 0:
             if processes > 1:
-                os.environ |= addresses | {"RANK": str(rank), "LOCAL_RANK": str(rank), "ACCELERATE_USE_CPU": "true"}
+                os.environ |= addresses | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             end(job)
         children.append(child)
     return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]

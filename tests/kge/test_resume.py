@@ -26,7 +26,7 @@ def test_a_command_killed_twice_and_resumed_gives_the_same_results(tmp_path):
     train = "train kge --dataset countries --dim 16 --lr 0.02 --batch-size 256 --scheme negative_sampling --epochs 40"
     # A checkpoint every fourth epoch; the kills come soon after one, and long before the next.
     command = [sys.executable, str(COMMANDS), str(tmp_path), "9", "21", "--", *train.split()]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert run.returncode == 0, run.stderr[-3000:]
 
     straight, killed = tmp_path / "straight", tmp_path / "killed"

@@ -11,7 +11,6 @@ from unittest.mock import ANY
 import loop_jobs
 import pytest
 import torch
-from ddp_run import free_port
 from loop_jobs import results, run_jobs
 from training import assert_same_tensors
 
@@ -42,8 +41,7 @@ FOLDERS = {"resumed": "terminated", "alone": "fewer"}
 def launch_and_kill_a_rank(folder: Path) -> int:
     """A run under torchrun of which one process is killed in the second epoch: how the launcher ended."""
     job = {"kind": "conv", "folder": str(folder), "save_steps": 1, "send": signal.SIGKILL, "after": 10, "to": 1}
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
-    command += ["--master_addr", "127.0.0.1", "--master_port", str(free_port())]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     run = subprocess.Popen(
         [*command, loop_jobs.__file__, "--here", json.dumps(job)],
         env=os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
@@ -53,7 +51,7 @@ def launch_and_kill_a_rank(folder: Path) -> int:
         return run.wait(timeout=200)
     except subprocess.TimeoutExpired:
         run.terminate()  # it ends both ranks, which are in sessions of their own
-        run.wait(timeout=60)
+        run.wait()
         raise
 
 
