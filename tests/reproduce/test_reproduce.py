@@ -1,5 +1,7 @@
 """The paper's tables: their figures, the runs they need, and our numbers beside the paper's."""
 
+import csv
+import io
 import json
 import sys
 
@@ -69,6 +71,8 @@ def test_the_figures_are_those_of_the_paper():
     assert paper_figures("cifar")["CIFAR-100", "wrn28_10_cifar", "fge"] == ((82.27, None),)
     assert paper_figures("cifar-epochs")["CIFAR-10", "vgg16_cifar", "last"][4] == (89.1, 1.0)
     assert paper_figures("cifar-ratios")["CIFAR-10:0.2", "vgg16_bn_cifar", "aswa"][-1] == (94.2, 0.0)
+    with pytest.raises(KeyError, match="no figures of a table 'imagenet'"):
+        paper_figures("imagenet")
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -79,6 +83,9 @@ def test_every_figure_has_a_run_and_a_column(name):
         assert model in table.models
         assert strategy in (*COMPARED[table.task], *["fge"] * table.fge)
         assert len(cells) == len(table.figures)
+    with (ROOT / "aswa_hf" / "reproduce" / "paper_figures.tsv").open(encoding="utf-8", newline="") as file:
+        columns = [row["column"] for row in csv.DictReader(file, delimiter="\t") if row["table"] == name]
+    assert columns == [*table.figures] * len(paper_figures(name))
 
 
 def test_tables_that_need_the_same_run_share_it():
@@ -178,7 +185,7 @@ def test_cells_hold_our_mean_and_deviation_and_the_difference_from_the_paper(tmp
 def test_the_table_shows_the_paper_and_the_difference_under_our_number(tmp_path):
     runs = plan(LINKS, ["complex"], ["FB15k-237"], [0], None)
     write_run(runs[0], tmp_path, {"aswa": 0.25})
-    console = Console(width=80, record=True, quiet=False, file=(tmp_path / "out").open("w"))
+    console = Console(width=80, record=True, quiet=False, file=io.StringIO())
     for table in as_terminal_tables(LINKS, rows(LINKS, runs, tmp_path)):
         console.print(table)
     lines = [line.split() for line in console.export_text().splitlines()]
