@@ -24,7 +24,8 @@ from aswa_hf._utils.random_state import rng_from_tensors, rng_state, rng_tensors
 from aswa_hf.checkpoint import save_state
 from aswa_hf.loop.checkpoints import checkpoints
 from aswa_hf.loop.checks import Stop
-from aswa_hf.loop.training import TRAJECTORY_FILE, fit
+from aswa_hf.loop.training import fit
+from aswa_hf.run_folder import TRAJECTORY
 from aswa_hf.trajectory import load_trajectories
 
 ALL = ("aswa", "swa", "ema", "best", "last")
@@ -152,7 +153,7 @@ def test_history_holds_losses_scores_and_decisions_and_goes_to_the_trackers(tmp_
     assert [row["step"] for row in run.history] == [5, 10, 15]
     assert all(row["train_loss"] > 0 and row["learning_rate"] == 0.5 for row in run.history)
     assert notes.rows == [(row["step"], row) for row in run.history]
-    trajectories, about = load_trajectories(tmp_path / "run" / TRAJECTORY_FILE)
+    trajectories, about = load_trajectories(tmp_path / "run" / TRAJECTORY)
     assert trajectories == run.trajectories
     assert (about["metric"], about["greater_is_better"], about["applied"]) == ("loss", False, "aswa")
 
