@@ -28,7 +28,7 @@ class TailsByQuery:
         heads, relations, tails = (triples[:, column].astype(np.int64) for column in range(3))
         if len(triples) == 0:
             return cls(heads, relations, np.zeros(1, dtype=np.int64), tails)
-        width, depth = relations.max() + 1, tails.max() + 1
+        width, depth = int(np.max(relations)) + 1, int(np.max(tails)) + 1
         keys = np.sort((heads * width + relations) * depth + tails)  # np.unique takes a hundred times as long
         keys = keys[np.diff(keys, prepend=-1) != 0]
         queries, tails = keys // depth, keys % depth

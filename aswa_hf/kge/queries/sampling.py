@@ -249,7 +249,7 @@ def members(structure: Structure, columns: Iterator[np.ndarray], graph: TailsByQ
     kind, *parts = structure
     if kind != "p":
         found = [members(part, columns, graph, entities) for part in parts]
-        return (np.logical_and if kind == "i" else np.logical_or).reduce(found)
+        return np.all(found, axis=0) if kind == "i" else np.any(found, axis=0)
     if parts[0] == "e":
         heads = next(columns)
         rows: np.ndarray = np.arange(len(heads))
