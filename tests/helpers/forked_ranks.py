@@ -37,7 +37,7 @@ def work(rank: int) -> None:
 def main() -> None:
     sys.argv = sys.argv[1:]
     torch.set_num_threads(1)
-    _store, addresses = meeting_place(WORLD)  # while this process lives
+    store, addresses = meeting_place(WORLD)  # while this process lives
     os.environ.update(addresses)
     ranks = []
     for rank in range(WORLD):

@@ -208,7 +208,7 @@ def in_own_processes(job: dict[str, Any]) -> list[int]:
     processes = job.pop("processes", 1)
     if job.get("sharded"):
         import_module("torch._dynamo")  # sharding needs it; it takes seconds, here and not in every process
-    _store, addresses = meeting_place(processes)  # until this function returns
+    store, addresses = meeting_place(processes)  # until this function returns
     children = []
     for rank in range(processes):
         child = os.fork()
