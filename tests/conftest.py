@@ -14,7 +14,7 @@ import torch
 
 torch.set_num_threads(1)
 
-LONG = ("cli", "ddp", "examples", "fsdp", "hub", "loop", "resume")
+LONG = ("cli", "ddp", "examples", "fsdp", "hub", "loop", "process", "resume")
 
 
 def pytest_collection_modifyitems(items):

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import fsdp_jobs
 import pytest
 import torch
 from fsdp_run import TOKENS, Processes, in_bfloat16, make_net, plain_walk, snapshot, strategies, walk
-from places import HELPERS, ROOT
+from launching import run_example
 from safetensors.torch import load_file
 from torch import nn
 
@@ -289,19 +286,9 @@ def test_the_trainer_averages_a_model_that_transformers_has_sharded(processes, t
     ],
 )
 def test_the_examples_run_with_the_configuration_for_sharded_models(example, flags, tmp_path):
-    root = ROOT
-    command = [sys.executable, "-m", "accelerate.commands.launch"]
-    command += ["--config_file", root / "examples" / "configs" / "fsdp2_8gpu.yaml", "--num_processes", "2"]
-    command += ["--main_process_port", "0", HELPERS / "sharded_on_cpu.py"]
-    run = subprocess.run(
-        [*command, root / "examples" / f"{example}_accelerate.py", *flags, "--output_dir", tmp_path],
-        env=os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    assert [line.split()[0] for line in run.stdout.splitlines() if " test " in line] == list(STRATEGIES)
+    flags = [*flags, "--output_dir", str(tmp_path)]
+    output = run_example(f"{example}_accelerate.py", *flags, cwd=tmp_path, launcher="fsdp2")
+    assert [line.split()[0] for line in output.splitlines() if " test " in line] == list(STRATEGIES)
     # What one process loads is the ensemble of whole weights.
     saved = load_file(tmp_path / "model.safetensors")
     (checkpoint,) = (tmp_path / "checkpoints").glob("checkpoint-*")

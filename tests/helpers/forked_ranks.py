@@ -37,14 +37,7 @@ def work(rank: int) -> None:
 def main() -> None:
     sys.argv = sys.argv[1:]
     torch.set_num_threads(1)
-    store, addresses = meeting_place(WORLD)  # while this process lives
-    os.environ.update(addresses)
     ranks = []
-    for rank in range(WORLD):
-        child = os.fork()
-        if child == 0:
-            work(rank)
-        ranks.append(child)
 
     def end(*_: object) -> None:
         for child in ranks:
@@ -52,11 +45,19 @@ def main() -> None:
         os._exit(1)
 
     signal.signal(signal.SIGTERM, end)
-    while ranks:
-        child, status = os.wait()
-        ranks.remove(child)
-        if os.waitstatus_to_exitcode(status) != 0:
-            end()
+    with meeting_place(WORLD) as addresses:
+        os.environ.update(addresses)
+        for rank in range(WORLD):
+            child = os.fork()
+            if child == 0:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                work(rank)
+            ranks.append(child)
+        while ranks:
+            child, status = os.wait()
+            ranks.remove(child)
+            if os.waitstatus_to_exitcode(status) != 0:
+                end()
 
 
 if __name__ == "__main__":

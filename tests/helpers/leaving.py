@@ -10,6 +10,7 @@ were still alive. The processes are forked, since importing the libraries takes 
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import sys
@@ -100,4 +101,5 @@ def in_own_processes(what: str, way: str, folder: str, environment: dict[str, st
 
 
 if __name__ == "__main__":
+    gc.freeze()  # what was imported is nobody's garbage, and to look at it takes seconds in every process
     print(json.dumps([in_own_processes(*job) for job in json.loads(sys.argv[1])]))

@@ -208,16 +208,16 @@ def in_own_processes(job: dict[str, Any]) -> list[int]:
     processes = job.pop("processes", 1)
     if job.get("sharded"):
         import_module("torch._dynamo")  # sharding needs it; it takes seconds, here and not in every process
-    store, addresses = meeting_place(processes)  # until this function returns
     children = []
-    for rank in range(processes):
-        child = os.fork()
-        if child == 0:
-            if processes > 1:
-                os.environ |= addresses | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            end(job)
-        children.append(child)
-    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    with meeting_place(processes) as addresses:
+        for rank in range(processes):
+            child = os.fork()
+            if child == 0:
+                if processes > 1:
+                    os.environ |= addresses | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                end(job)
+            children.append(child)
+        return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 
 
 def end(job: dict[str, Any]) -> None:

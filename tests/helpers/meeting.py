@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch.distributed as dist
 
 
-def meeting_place(processes: int) -> tuple[dist.TCPStore, dict[str, str]]:
-    """A store on a port that the system chooses, to be kept until all ranks have ended, and their environment."""
+@contextmanager
+def meeting_place(processes: int) -> Iterator[dict[str, str]]:
+    """The environment of the ranks of a process group; their store has a port that the system chooses."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    return store, {
+    yield {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(store.port),
         "WORLD_SIZE": str(processes),

@@ -12,7 +12,7 @@ from transformers import Trainer, TrainerCallback
 
 
 def at(moment: str, action: Callable[[Any, Any], None]) -> None:
-    """Calls `action(args, state)` at a moment ("on_save", …) of every `Trainer` here, after all callbacks."""
+    """Calls `action(args, state)` at a moment ("on_save", …) of every `Trainer` here, after all other callbacks."""
     train = Trainer.train
 
     def act(self: Any, args: Any, state: Any, control: Any, **more: Any) -> None:

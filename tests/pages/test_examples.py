@@ -9,7 +9,7 @@ import timm
 import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
-from places import ROOT
+from launching import EXAMPLES, run_example
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 from training import assert_accuracy
@@ -17,37 +17,22 @@ from training import assert_accuracy
 from aswa_hf.ensembles import PredictionEnsemble
 from aswa_hf.vision import ImageTensors, as_it_is, load_digits
 
-EXAMPLES = ROOT / "examples"
-
-
-# What starts two processes on the CPU; `accelerate launch --cpu --num_processes 2` starts one.
-TWO_PROCESSES = ["--config_file", str(EXAMPLES / "configs" / "ddp_2cpu.yaml"), "--main_process_port", "0"]
-
-
-def run(example, *arguments, cwd, launch=()):
-    launcher = ["-m", "accelerate.commands.launch", *launch] if launch else []
-    command = [sys.executable, *launcher, str(EXAMPLES / example), *arguments]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    result = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)
-    assert result.returncode == 0, result.stderr[-3000:]
-    return result.stdout
-
 
 def test_trainer_callback_trains_saves_and_resumes(tmp_path):
     fast = ["--max_train_images", "64", "--disable_tqdm", "true"]
-    output = run("trainer_callback.py", *fast, "--num_train_epochs", "2", cwd=tmp_path)
+    output = run_example("trainer_callback.py", *fast, "--num_train_epochs", "2", cwd=tmp_path)
     folder = tmp_path / "runs" / "trainer_callback"
     assert (folder / "model.safetensors").exists()
     assert (folder / "checkpoint-4" / "aswa" / "average.safetensors").exists()
     assert [line.split()[0] for line in output.splitlines() if " test accuracy " in line] == ["aswa", "last"]
 
     resume = ["--num_train_epochs", "3", "--resume_from_checkpoint", str(folder / "checkpoint-4")]
-    run("trainer_callback.py", *fast, *resume, cwd=tmp_path)
+    run_example("trainer_callback.py", *fast, *resume, cwd=tmp_path)
     assert (folder / "checkpoint-6" / "aswa" / "average.safetensors").exists()
 
 
 def test_image_classification_compares_strategies_fge_and_both_runs(tmp_path):
-    output = run(
+    output = run_example(
         "image_classification.py", "--train_size", "300", "--epochs", "2", "--model", "test_resnet", cwd=tmp_path
     )
     rows = [line.split(" test accuracy ") for line in output.splitlines() if " test accuracy " in line]
@@ -85,7 +70,7 @@ def test_two_processes_run_an_accelerate_example_and_one_finds_the_same_results(
     def results(output):
         return {line.split()[0]: float(line.split()[3]) for line in output.splitlines() if " test " in line}
 
-    two = results(run(example, *fast, "--output_dir", "run", cwd=tmp_path, launch=TWO_PROCESSES))
+    two = results(run_example(example, *fast, "--output_dir", "run", cwd=tmp_path, launcher="ddp"))
     assert list(two) == ["aswa", "swa", "ema", "best", "last"]
     assert all(0 < result <= 1 for result in two.values())
     folder = tmp_path / "run" / "checkpoints"
@@ -95,10 +80,29 @@ def test_two_processes_run_an_accelerate_example_and_one_finds_the_same_results(
 
     # The run is at its end: only the test split is evaluated, by one process instead of two.
     weights = load_file(tmp_path / "run" / "model.safetensors")
-    one = results(run(example, *fast, "--output_dir", "run", cwd=tmp_path))
+    one = results(run_example(example, *fast, "--output_dir", "run", cwd=tmp_path))
     assert one == pytest.approx(two, abs=one_turned + 1e-4)
     again = load_file(tmp_path / "run" / "model.safetensors")
     assert all(torch.equal(weights[name], again[name]) for name in weights)
+
+
+@pytest.fixture(scope="module")
+def busy_machine():
+    """One process per core that does nothing but keep it busy, until its input ends."""
+    code = "import os, sys, threading; threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0))).start()\n"
+    code += "while True: pass"
+    spinning = [subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) for _ in range(os.cpu_count())]
+    yield
+    for process in spinning:
+        process.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("busy_machine")
+@pytest.mark.parametrize("start", range(50))
+@pytest.mark.parametrize("launcher", ["ddp", "fsdp2"])
+def test_a_launched_example_exits_with_0_every_time(launcher, start, tmp_path):
+    run_example("kge_accelerate.py", "--epochs", "2", "--output_dir", "run", cwd=tmp_path, launcher=launcher)
 
 
 @pytest.mark.parametrize("path", sorted((EXAMPLES / "configs").glob("*.yaml")), ids=lambda path: path.stem)
