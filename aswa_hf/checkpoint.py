@@ -169,7 +169,8 @@ class SavedTensor:
                 if start < rows.stop and rows.start < end
             ]
         if not found:
-            return self.parts[0][2].get_slice(self.key)[:0]
+            empty: Tensor = self.parts[0][2].get_slice(self.key)[:0]
+            return empty
         return torch.cat(found) if len(found) > 1 else found[0]
 
 

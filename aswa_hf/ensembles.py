@@ -205,6 +205,6 @@ def _logits(output: Any) -> Tensor:
     return output
 
 
-def _in_memory(state: State, step: int) -> State:
+def _in_memory(state: State, _step: int) -> State:
     """Returns a copy of a snapshot in CPU memory."""
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}

@@ -28,7 +28,7 @@ MEGABYTE = 1 << 20
 def read_once(files: list[Path], output: Path) -> None:
     buffer = bytearray(4 * MEGABYTE)
     for path in files:
-        with open(path, "rb", buffering=0) as file:
+        with path.open("rb", buffering=0) as file:
             while file.readinto(buffer):
                 pass
 

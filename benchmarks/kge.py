@@ -281,7 +281,8 @@ def main() -> None:
     parser.add_argument("--measure", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
-        return measure(options.measure)
+        measure(options.measure)
+        return
     peers = not options.no_peers
     if peers:
         try:

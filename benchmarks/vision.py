@@ -140,8 +140,11 @@ def statements(rows: list[Row], batch_size: int) -> list[str]:
     for row in [row for row in rows if row.kind == "ours" and "not augmented" not in row.name]:
         seconds = median(row.seconds)
         lines.append(f"{row.name}: {batch_size / seconds:,.0f} images/s (aim {AIM:,} on one core)")
-        for peer in [row for row in rows if row.kind == "peer"]:
-            lines.append(f"{row.name}: {median(peer.seconds) / seconds:.1f} times as fast as {peer.name}")
+        lines.extend(
+            f"{row.name}: {median(peer.seconds) / seconds:.1f} times as fast as {peer.name}"
+            for peer in rows
+            if peer.kind == "peer"
+        )
     return lines
 
 

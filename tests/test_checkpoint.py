@@ -185,7 +185,7 @@ def test_a_process_killed_while_saving_leaves_the_old_state_or_the_new_one(tmp_p
 def test_a_state_is_replaced_in_one_move(tmp_path):
     path = saved(tmp_path)
     content = path.read_bytes()
-    with open(path, "rb") as reader, open(tmp_path / STATE_FILE) as text_reader:
+    with path.open("rb") as reader, (tmp_path / STATE_FILE).open() as text_reader:
         text = (tmp_path / STATE_FILE).read_text()
         saved(tmp_path)
         assert path.read_bytes() != content

@@ -19,7 +19,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     try:
         yield temporary
         sync(temporary)
-        os.replace(temporary, path)
+        temporary.replace(path)
     finally:
         with suppress(FileNotFoundError):
             temporary.unlink()
@@ -27,7 +27,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 def sync(path: Path) -> None:
     """Waits until a file is on the disk: a full disk may show only then."""
-    with open(path, "rb") as file:
+    with path.open("rb") as file:
         os.fsync(file.fileno())
 
 

@@ -96,13 +96,14 @@ def is_first_copy(tensor: Any) -> bool:
 
 def part_for(model: Tensor, saved: Any) -> Tensor:
     """What belongs to the rows of `model`, out of a whole saved tensor or one that is sharded itself."""
+    part: Tensor
     if not is_dtensor(model):
-        return saved.full_tensor() if is_dtensor(saved) else saved[...]
-    if is_dtensor(saved):
-        if (saved.device_mesh, saved.placements) == (model.device_mesh, model.placements):  # type: ignore[attr-defined]
-            return saved.to_local()
-        saved = saved.full_tensor()
-    return saved[own_rows(model)]
+        part = saved.full_tensor() if is_dtensor(saved) else saved[...]
+    elif is_dtensor(saved) and (saved.device_mesh, saved.placements) == (model.device_mesh, model.placements):  # type: ignore[attr-defined]
+        part = saved.to_local()
+    else:
+        part = (saved.full_tensor() if is_dtensor(saved) else saved)[own_rows(model)]
+    return part
 
 
 @torch.no_grad()

@@ -69,7 +69,7 @@ class Evaluator:
     load: Callable[[Checkpoint], Any] = load_model
     batches: Batches | None = None
     bn_batches: int | None = None
-    report: Callable[[str], None] = lambda text: None
+    report: Callable[[str], None] = lambda _: None
     evaluations: int = field(default=0, init=False)
 
     def score(self, checkpoint: Checkpoint, *, averaged: bool = False) -> tuple[float, dict[str, Tensor]]:

@@ -88,7 +88,7 @@ def finish(
     for path in temporary.iterdir():
         sync(path)
     refuse_used(output)
-    os.replace(temporary, output)
+    temporary.replace(output)
 
 
 @contextmanager

@@ -35,7 +35,7 @@ _REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 def find_checkpoints(
-    given: Paths, revisions: Sequence[str] | None = None, *, report: Callable[[str], None] = lambda text: None
+    given: Paths, revisions: Sequence[str] | None = None, *, report: Callable[[str], None] = lambda _: None
 ) -> list[Checkpoint]:
     """The checkpoints in the order they were given or written, all complete and of one model."""
     paths = [given] if isinstance(given, (str, os.PathLike)) else list(given)

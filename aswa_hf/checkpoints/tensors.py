@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,7 +60,7 @@ class Entry:
         buffer = torch.empty(count, dtype=dtype)
         if count:
             view = buffer.view(torch.uint8).numpy().data
-            with open(self.file, "rb", buffering=0) as file:
+            with self.file.open("rb", buffering=0) as file:
                 file.seek(self.start + first * dtype.itemsize)
                 while len(view):
                     done = file.readinto(view)
@@ -142,7 +141,7 @@ class WeightedMean:
             names = [name for name, entry in self.last.tensors.items() if entry.file == file]
             kinds = {name: self._dtype(name, dtype) for name in names}
             path = folder / self.last.name_of(file)
-            with open(path, "wb") as out:
+            with path.open("wb") as out:
                 out.write(self._header(kinds, self.last.metadata.get(file, {})))
                 for name, kind in kinds.items():
                     for piece in self.pieces(name):
@@ -182,8 +181,8 @@ def read_checkpoint(name: str, files: Sequence[Path], index: Path | None = None,
 
 def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
     """The tensors of a safetensors file in their order, and its metadata; raises ValueError if it is damaged."""
-    size = os.path.getsize(path)
-    with open(path, "rb") as file:
+    size = path.stat().st_size
+    with path.open("rb") as file:
         beginning = file.read(8)
         length = int.from_bytes(beginning, "little")
         if beginning == b"version ":

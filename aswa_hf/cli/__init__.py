@@ -104,7 +104,7 @@ def _tell_usage(error: Any) -> None:
     sys.stderr.write(f"aswa-hf: {message}{'' if message[-1:] in '.?)' else '.'}{hint}\n")
 
 
-def _say(message: Warning | str, *place: Any, **more: Any) -> None:
+def _say(message: Warning | str, *_place: Any, **_more: Any) -> None:
     """A warning without the line of code it came from, which tells a user of commands nothing."""
     sys.stderr.write(f"warning: {' '.join(str(message).split())}\n")
 

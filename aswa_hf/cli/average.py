@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -98,13 +97,13 @@ def _function(name: str) -> Callable[[Any], Any]:
     module_name, colon, function_name = name.partition(":")
     if not (module_name and colon and function_name):
         raise ValueError(f"--evaluate takes module:function, like my_eval:accuracy, got {name!r}.")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
     try:
         module = importlib.import_module(module_name.removesuffix(".py"))
     except Exception as error:
         raise ValueError(f"--evaluate: {module_name} cannot be imported ({type(error).__name__}: {error}).") from error
-    function = getattr(module, function_name, None)
+    function: Callable[[Any], Any] | None = getattr(module, function_name, None)
     if not callable(function):
         raise ValueError(f"--evaluate: the module {module_name} has no function {function_name!r}.")
     return function

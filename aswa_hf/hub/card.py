@@ -63,7 +63,8 @@ class CardData:
 
     @property
     def task(self) -> str:
-        return self.run.get("task", "")
+        task: str = self.run.get("task", "")
+        return task
 
     @property
     def kind(self) -> str:
@@ -224,7 +225,7 @@ def render(data: CardData) -> ModelCard:
         model_name=data.repo_id.split("/")[-1],
         eval_results=_eval_results(data) or None,
     )
-    card = ModelCard.from_template(
+    card: ModelCard = ModelCard.from_template(
         metadata, template_str=TEMPLATE.read_text(encoding="utf-8"), card=data, label=label, shown=_shown, times=_times
     )
     # The template's conditions leave empty lines.

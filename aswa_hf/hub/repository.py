@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # exported, but not in __all__
 from safetensors import SafetensorError, safe_open
 
 from aswa_hf._utils.files import read_object, write_text

@@ -152,7 +152,8 @@ def _folder(folder: Path) -> dict[str, Triples]:
         if not paths:
             raise FileNotFoundError(
                 f"{folder} has no file for the {split} split. Expected {' or '.join(SPLITS[split])} with the suffix "
-                f"{', '.join(SUFFIXES)}, optionally with .gz; it contains {', '.join(sorted(os.listdir(folder)))}."
+                f"{', '.join(SUFFIXES)}, optionally with .gz; it contains "
+                f"{', '.join(sorted(path.name for path in folder.iterdir()))}."
             )
         if len(paths) > 1:
             raise ValueError(
@@ -256,7 +257,8 @@ def _repeated(keys: np.ndarray) -> np.ndarray:
 
 def _among(keys: np.ndarray, known: np.ndarray) -> np.ndarray:
     known = np.sort(known)
-    return known[np.searchsorted(known, keys).clip(max=len(known) - 1)] == keys
+    found: np.ndarray = known[np.searchsorted(known, keys).clip(max=len(known) - 1)] == keys
+    return found
 
 
 def _unseen(ids: Mapping[str, np.ndarray], vocab: KGVocab, name: str) -> dict[str, dict[str, int]]:

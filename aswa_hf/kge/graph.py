@@ -49,4 +49,5 @@ class TailsByQuery:
     def find(self, heads: np.ndarray, relations: np.ndarray) -> np.ndarray:
         """The rows of the given queries, all of which must be present."""
         width = int(max(self.relations.max(initial=0), relations.max(initial=0))) + 1
-        return np.searchsorted(self.heads * width + self.relations, heads * width + relations)
+        rows: np.ndarray = np.searchsorted(self.heads * width + self.relations, heads * width + relations)
+        return rows

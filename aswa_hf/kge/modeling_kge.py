@@ -51,12 +51,13 @@ class KGEModel(PreTrainedModel):
         if cls.scorer:
             SCORERS[cls.scorer] = cls
 
-    def __new__(cls, config: KGEConfig | None = None, *args: Any, **kwargs: Any) -> KGEModel:
+    def __new__(cls, config: KGEConfig | None = None, *_args: Any, **_kwargs: Any) -> KGEModel:
         if cls is KGEModel and config is not None:
             if config.scorer not in SCORERS:
                 raise ValueError(f"config.scorer must be one of {', '.join(SCORERS)}, got {config.scorer!r}.")
             cls = SCORERS[config.scorer]
-        return super().__new__(cls)
+        model: KGEModel = super().__new__(cls)
+        return model
 
     def __init__(self, config: KGEConfig):
         if config.scorer not in (None, self.scorer):
@@ -101,7 +102,7 @@ class KGEModel(PreTrainedModel):
         return (model, info) if output_loading_info else model
 
     @staticmethod
-    def blocks(config: KGEConfig) -> int:
+    def blocks(_config: KGEConfig) -> int:
         """The number of real numbers per component of an embedding: 2 for complex numbers, and so on."""
         return 1
 
@@ -121,11 +122,13 @@ class KGEModel(PreTrainedModel):
         """The query vectors (B, d) of heads and relations given by id."""
         h = self.input_dropout(self.entity_embeddings(heads))
         r = self.input_dropout(self.relation_embeddings(relations))
-        return self.query_dropout(self.combine(h, r))
+        queries: Tensor = self.query_dropout(self.combine(h, r))
+        return queries
 
     def score(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
         """The scores (B,) of triples; tails may also be (B, K), K candidates for each query."""
-        queries, candidates = self.query(heads, relations), self.entity_embeddings(tails)
+        queries = self.query(heads, relations)
+        candidates: Tensor = self.entity_embeddings(tails)
         if tails.dim() == 1:
             return (queries * candidates).sum(-1)
         return torch.einsum("bd,bkd->bk", queries, candidates)
@@ -258,7 +261,7 @@ class ComplEx(KGEModel):
     scorer = "complex"
 
     @staticmethod
-    def blocks(config: KGEConfig) -> int:
+    def blocks(_config: KGEConfig) -> int:
         return 2
 
     def combine(self, h: Tensor, r: Tensor) -> Tensor:
@@ -272,7 +275,7 @@ class QMult(KGEModel):
     scorer = "qmult"
 
     @staticmethod
-    def blocks(config: KGEConfig) -> int:
+    def blocks(_config: KGEConfig) -> int:
         return 4
 
     def combine(self, h: Tensor, r: Tensor) -> Tensor:
@@ -330,9 +333,12 @@ def loss_over_entities(
     With `measured=False` the binary cross-entropy is NaN, but its gradients are correct: the value is a quarter
     of the work.
     """
+    loss: Tensor
     if offsets is None:
-        return _CrossEntropy.apply(queries, entities, tails, smoothing)
-    return _BinaryCrossEntropy.apply(queries, entities, tails, offsets, smoothing, measured)
+        loss = _CrossEntropy.apply(queries, entities, tails, smoothing)
+    else:
+        loss = _BinaryCrossEntropy.apply(queries, entities, tails, offsets, smoothing, measured)
+    return loss
 
 
 class _LossOverEntities(torch.autograd.Function):
@@ -415,7 +421,7 @@ class _CrossEntropy(_LossOverEntities):
             grad_entities.addmm_(logits.T, q)
         ctx.count = batch
         ctx.save_for_backward(grad_queries.to(queries.dtype), grad_entities.to(entities.dtype))
-        return loss / ctx.count
+        return loss / batch
 
 
 def _zero(like: Tensor) -> Tensor:

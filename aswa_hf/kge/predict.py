@@ -36,7 +36,7 @@ class LinkPredictor:
             )
         if kg is not None and (kg.vocab.entities, kg.vocab.relations) != (vocab.entities, vocab.relations):
             raise ValueError("The graph has other entities or relations than the model was trained on.")
-        self.model = model.eval()
+        self.model: KGEModel = model.eval()
         self.vocab = vocab
         self.kg = kg
 

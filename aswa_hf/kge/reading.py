@@ -113,7 +113,7 @@ def from_table(table: Any, name: str) -> Triples:
 def _is_text(kind: Any) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def _parquet(data: bytes, path: Path) -> Triples:

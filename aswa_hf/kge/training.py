@@ -157,7 +157,7 @@ class KGETrainer(Trainer):
         """A training step; if there are many between two logs, only some compute the loss and the others repeat it."""
         measured = self._steps_since_log % self._measure_every == 0
         self._steps_since_log += 1
-        loss = super().training_step(model, {**inputs, "measured": measured}, num_items_in_batch)
+        loss: Tensor = super().training_step(model, {**inputs, "measured": measured}, num_items_in_batch)
         if measured:
             self._last_loss = loss
         return self._last_loss

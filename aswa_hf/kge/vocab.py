@@ -117,7 +117,8 @@ class _Index:
         if found.null_count:
             label = wanted[pc.index(found.is_null(), True).as_py()].as_py()
             raise ValueError(self.unknown(str(label)))
-        return found.to_numpy().astype(np.int64)
+        ids: np.ndarray = found.to_numpy().astype(np.int64)
+        return ids
 
     def unknown(self, label: str) -> str:
         """The error message for an unknown label, with the nearest ones: `New York` finds `new_york`."""

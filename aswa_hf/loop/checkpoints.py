@@ -100,7 +100,7 @@ class Place:
         can_skip = isinstance(loader, DataLoaderShard) and not loader.num_workers
         skipped = max(0, self.batches - 2) if can_skip else 0
         _restore(self.epoch_began, loader)
-        iterator = iter(skip_first_batches(loader, skipped) if skipped else loader)
+        iterator: Iterator[Any] = iter(skip_first_batches(loader, skipped) if skipped else loader)
         for index in range(skipped, self.batches):
             if index == self.batches - 1 and self.asked is not None:
                 set_rng_state(self.asked)
@@ -287,11 +287,11 @@ def _restore(state: Mapping[str, Any], loader: Any) -> None:
 def _names_of_the_module(accelerator: Accelerator) -> Iterator[None]:
     """Weights are saved and loaded by their names in the user's module: any number of processes reads them."""
 
-    def save(models: list[nn.Module], weights: list[dict[str, Tensor]], folder: str) -> None:
+    def save(models: list[nn.Module], weights: list[dict[str, Tensor]], _folder: str) -> None:
         if weights:
             weights[:] = [unwrap(model).state_dict() for model in models]
 
-    def load(models: list[nn.Module], folder: str) -> None:
+    def load(models: list[nn.Module], _folder: str) -> None:
         models[:] = [unwrap(model) for model in models]
 
     hooks = [accelerator.register_save_state_pre_hook(save), accelerator.register_load_state_pre_hook(load)]

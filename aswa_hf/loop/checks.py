@@ -50,7 +50,7 @@ def check_loss(value: Any) -> None:
 
 def metrics_of_main(accelerator: Accelerator, found: Any, label: str) -> dict[str, float]:
     """What an evaluation gave on the main process, on all of them; the others may have been given nothing."""
-    metrics: Any = None
+    metrics: dict[str, float] | TypeError = {}
     if accelerator.is_main_process:
         try:
             metrics = as_metrics(found, label)

@@ -129,7 +129,8 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not a JSON file ({error}). Expected the results of a run.") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}. Expected the results of a run, an object.")
-    return decode_numbers(content)
+    results: dict[str, Any] = decode_numbers(content)
+    return results
 
 
 def _from_results(path: Path, content: dict[str, Any], source: Path | None = None) -> MeasuredRun:

@@ -265,7 +265,8 @@ def _as_data(tasks: list[Task], notes: list[str]) -> dict[str, Any]:
             for task in tasks
         ],
     }
-    return encode_number(data)
+    encoded: dict[str, Any] = encode_number(data)
+    return encoded
 
 
 def _number(value: float | None, sign: str = "") -> str:

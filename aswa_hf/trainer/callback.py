@@ -317,8 +317,8 @@ class ASWACallback(TrainerCallback):
 
     def _is_delayed(self, args: TrainingArguments, state: TrainerState) -> bool:
         if args.eval_strategy == IntervalStrategy.STEPS:
-            return args.eval_delay > state.global_step
-        return args.eval_strategy == IntervalStrategy.EPOCH and args.eval_delay > (state.epoch or 0)
+            return bool(args.eval_delay > state.global_step)
+        return bool(args.eval_strategy == IntervalStrategy.EPOCH and args.eval_delay > (state.epoch or 0))
 
     def _decide(self, state: TrainerState, running: dict[str, float]) -> None:
         """Makes one decision per strategy, on the running model's metrics and evaluations of averaged weights."""
@@ -354,9 +354,7 @@ class ASWACallback(TrainerCallback):
         """Returns the metrics of the weights now in the model, by silent evaluation."""
         trainer = self._bound()
         with silenced(trainer), preserved_rng():
-            if not self._datasets:
-                return trainer.evaluate()
-            metrics: dict[str, float] = {}
+            metrics: dict[str, float] = {} if self._datasets else trainer.evaluate()
             for name in self._datasets:
                 metrics |= trainer.evaluate(eval_dataset=name, metric_key_prefix=f"eval_{name}")
             return metrics

@@ -68,7 +68,7 @@ def choose_direction(
     if isinstance(metric, Mapping) and any(k.endswith("loss") and weight > 0 for k, weight in metric.items()):
         raise ValueError(f"metric={dict(metric)!r} adds a loss: set greater_is_better= to the direction of the sum.")
     if args.greater_is_better is not None and label == _metric_of_best(strategies, args):
-        return args.greater_is_better
+        return bool(args.greater_is_better)
     return not label.endswith("loss")
 
 
@@ -100,7 +100,8 @@ def steps_to_first_decision(every: str | int, args: TrainingArguments, loader: A
     """Returns how many steps a run needs to reach a decision; 0 if that is unknown."""
     if every == "evaluation" or loader is None or not has_length(loader):
         return 0
-    return -(-len(loader) // args.gradient_accumulation_steps) * (every if isinstance(every, int) else 1)
+    steps: int = -(-len(loader) // args.gradient_accumulation_steps)
+    return steps * (every if isinstance(every, int) else 1)
 
 
 class RunsLast(TrainerCallback):
@@ -149,7 +150,7 @@ def silenced(trainer: Trainer) -> Iterator[None]:
     for bar in progress:
         bar.on_evaluate(trainer.args, trainer.state, control)  # closes the bar of the last evaluation
     handler.callbacks = progress
-    trainer.log = lambda *args, **kwargs: None
+    trainer.log = lambda *_args, **_kwargs: None
     try:
         yield
     finally:

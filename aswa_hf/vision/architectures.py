@@ -104,7 +104,8 @@ class CifarVGG(nn.Module):
             raise ValueError("The VGG models have no gradient checkpointing. Use smaller batches instead.")
 
     def forward_features(self, x: Tensor) -> Tensor:
-        return self.features(x)
+        features: Tensor = self.features(x)
+        return features
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         x = self.pre_logits(self.global_pool(x))
@@ -130,7 +131,8 @@ class PreActBlock(nn.Module):
         self.shortcut = nn.Conv2d(channels, before, 1, total_stride, bias=bias) if changes else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.residual(x).add_(self.shortcut(x))
+        residual: Tensor = self.residual(x)
+        return residual.add_(self.shortcut(x))
 
 
 class PreActResNet(nn.Module):
@@ -173,7 +175,8 @@ class PreActResNet(nn.Module):
         _he_initialise(self)
 
     def get_classifier(self) -> nn.Module:
-        return self.head.fc
+        classifier: nn.Module = self.head.fc
+        return classifier
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         self.num_classes = num_classes
@@ -188,10 +191,12 @@ class PreActResNet(nn.Module):
         x = self.stem(x)
         for stage in (self.layer1, self.layer2, self.layer3):
             x = checkpoint_seq(stage, x) if self.grad_checkpointing and torch.is_grad_enabled() else stage(x)
-        return self.act(self.norm(x))
+        features: Tensor = self.act(self.norm(x))
+        return features
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        return self.head(x, pre_logits=pre_logits)
+        out: Tensor = self.head(x, pre_logits=pre_logits)
+        return out
 
     def forward(self, x: Tensor) -> Tensor:
         return self.forward_head(self.forward_features(x))
@@ -215,12 +220,14 @@ def _he_initialise(model: nn.Module) -> None:
 
 def _vgg(name: str, pretrained: bool, **options: Any) -> nn.Module:
     features = {"flatten_sequential": True, "out_indices": tuple(range(len(VGG_WIDTHS)))}
-    return build_model_with_cfg(CifarVGG, name, pretrained, feature_cfg=features, **options)
+    model: nn.Module = build_model_with_cfg(CifarVGG, name, pretrained, feature_cfg=features, **options)
+    return model
 
 
 def _resnet(name: str, pretrained: bool, **options: Any) -> nn.Module:
     features = {"out_indices": tuple(range(1 + len(RESNET_WIDTHS)))}
-    return build_model_with_cfg(PreActResNet, name, pretrained, feature_cfg=features, **options)
+    model: nn.Module = build_model_with_cfg(PreActResNet, name, pretrained, feature_cfg=features, **options)
+    return model
 
 
 @register_model

@@ -232,7 +232,7 @@ def _check_classes(ids: Mapping[str, np.ndarray], names: list[str]) -> np.ndarra
 def _shares(counts: np.ndarray, total: int) -> np.ndarray:
     """`total` in proportion to `counts`: rounded down, the rest to the largest remainders; at least 1 unless 0."""
     exact = counts * (total / counts.sum())
-    shares = np.floor(exact).astype(np.int64)
+    shares: np.ndarray = np.floor(exact).astype(np.int64)
     shares[np.argsort(shares - exact, kind="stable")[: total - shares.sum()]] += 1
     shares = np.maximum(shares, counts > 0)
     while shares.sum() > total:

@@ -87,7 +87,8 @@ class ImageTrainer(Trainer):
     def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
         """As the Trainer's, but the batches that follow are those of a run without this evaluation."""
         with preserved_rng():
-            return super().evaluate(*args, **options)
+            metrics: dict[str, float] = super().evaluate(*args, **options)
+        return metrics
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """SGD; weight decay acts on all weights, as in the SWA paper."""

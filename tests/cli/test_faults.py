@@ -34,7 +34,7 @@ def test_a_folder_is_trained_in_by_one_process_and_ctrl_c_says_how_to_go_on(tmp_
     )
     os.close(writer)
     try:
-        with open(reader) as announced:
+        with os.fdopen(reader) as announced:
             assert announced.readline() == "training\n"  # or nothing, at once, if the process has ended
         assert refused(*options).startswith(f"aswa-hf: Another process is training in {run}.")
         first.send_signal(signal.SIGINT)

@@ -54,7 +54,7 @@ def killed(folder: Path) -> dict:
     moments, values, in_the_middle = [], [0], 0
     status = -signal.SIGKILL
     while status == -signal.SIGKILL:
-        left_before = set(os.listdir(folder))
+        left_before = set(folder.iterdir())
         reader, writer = os.pipe()
         if (child := os.fork()) == 0:
             advance(model, running, len(values))
@@ -63,9 +63,9 @@ def killed(folder: Path) -> dict:
             os._exit(0)
         os.close(writer)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        with open(reader) as told:
+        with os.fdopen(reader) as told:
             moments.append(told.read())
-        in_the_middle += any(name.endswith(".tmp") for name in set(os.listdir(folder)) - left_before)
+        in_the_middle += any(path.suffix == ".tmp" for path in set(folder.iterdir()) - left_before)
         values.append(loaded_value(folder))
         json.loads((folder / "state.json").read_text())
     return {"moments": moments, "values": values, "in_the_middle": in_the_middle, "status": status}
@@ -82,7 +82,7 @@ def die_before(number: int, folder: Path, writer: int) -> None:
 
     def save_in_two_halves(tensors: dict, path: Path, metadata: dict) -> None:
         content = save(tensors, metadata)
-        with open(path, "wb") as file:
+        with path.open("wb") as file:
             file.write(content[: len(content) // 2])
             file.flush()
             sys.audit("half written", str(path))
@@ -98,7 +98,7 @@ def too_large(folder: Path) -> dict:
     running = strategies(model)
     advance(model, running, 1)
     save_state(folder, running, value=1)
-    saved = sorted(os.listdir(folder))
+    saved = sorted(folder.iterdir())
     advance(model, running, 2)
     model.weight.data.fill_(7)
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -110,7 +110,7 @@ def too_large(folder: Path) -> dict:
         error = str(caught)
     report = {
         "error": error,
-        "same files": sorted(os.listdir(folder)) == saved,
+        "same files": sorted(folder.iterdir()) == saved,
         "loaded": loaded_value(folder),
         "running weights": model.weight.unique().tolist(),
         "score": running["aswa"].score,

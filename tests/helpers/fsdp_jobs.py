@@ -105,8 +105,8 @@ def train(folder: Path) -> dict[str, Any]:
                 losses.append(nn.functional.cross_entropy(model(TOKENS), (TOKENS[:, 0] * 3) % 5).item())
             return next(scores)
 
-        for strategy in of.values():
-            decisions.append(strategy.update(partial(evaluate, iter(SCORES[epoch]))).value)
+        scores = SCORES[epoch]
+        decisions.extend(strategy.update(partial(evaluate, iter(scores))).value for strategy in of.values())
     of["aswa"].apply()
     final = {name: tensor.tolist() for name, tensor in full_state_dict(model).items()}
     return {"decisions": decisions, "losses": losses, "final": final}
@@ -205,7 +205,7 @@ def run_out_of_space(folder: Path, rank: int) -> dict[str, Any]:
     of["aswa"].update(lambda: 0.5)
     save_state(folder / "state", of, value=1.0)
     dist.barrier()
-    files = sorted(os.listdir(folder / "state"))
+    files = sorted((folder / "state").iterdir())
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     if dist.get_rank() == rank:
         resource.setrlimit(resource.RLIMIT_FSIZE, (200, hard))
@@ -216,7 +216,7 @@ def run_out_of_space(folder: Path, rank: int) -> dict[str, Any]:
         error = str(caught)
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     dist.barrier()
-    unchanged = sorted(os.listdir(folder / "state")) == files
+    unchanged = sorted((folder / "state").iterdir()) == files
     loaded = load_state(folder / "state", of)["value"]
     dist.barrier()
     save_state(folder / "state", of, value=3.0)

@@ -215,7 +215,8 @@ class Connection(BaseHTTPRequestHandler):
         )  # also before a cut: what is left unread would make the client's error a matter of luck
         if cut == "before":
             note(None)
-            return self.hang_up()
+            self.hang_up()
+            return
         try:
             if fail and fail.when == "before":
                 raise HubError(fail.status, fail.message)
@@ -232,7 +233,8 @@ class Connection(BaseHTTPRequestHandler):
         note(None if cut else answer.status)
         whole = self.command == "HEAD" or not answer.body  # there is no middle
         if cut == "after" or (cut and whole):
-            return self.hang_up()
+            self.hang_up()
+            return
         self.send_response(answer.status)
         for name, value in answer.headers.items():
             self.send_header(name, value)
@@ -243,7 +245,7 @@ class Connection(BaseHTTPRequestHandler):
         if cut:
             self.hang_up()
 
-    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = serve
+    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = serve  # noqa: N815 (the names http.server calls)
 
     def route(self, path: str) -> tuple[str, dict[str, str]]:
         for step, methods, pattern in ROUTES:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
@@ -111,7 +111,9 @@ def test_an_upload_holds_the_labels(tmp_path, monkeypatch):
     uploaded = []
     monkeypatch.setattr("transformers.feature_extraction_utils.hf_api", lambda: Mock())
     monkeypatch.setattr(
-        KGVocab, "_upload_modified_files", lambda self, folder, *_, **__: uploaded.extend(os.listdir(folder))
+        KGVocab,
+        "_upload_modified_files",
+        lambda self, folder, *_, **__: uploaded.extend(path.name for path in Path(folder).iterdir()),
     )
     KGVocab(["a"], ["r"]).save_pretrained(str(tmp_path), push_to_hub=True, repo_id="me/graph")
     assert sorted(uploaded) == ["entities.json", "preprocessor_config.json", "relations.json"]

@@ -314,11 +314,11 @@ def test_a_strategy_with_another_direction_than_the_run_is_an_error_before_train
 # ---- when things go wrong ----
 
 
-class Broken(Exception):
+class BrokenError(Exception):
     pass
 
 
-@pytest.mark.parametrize("error", [Broken, KeyboardInterrupt])
+@pytest.mark.parametrize("error", [BrokenError, KeyboardInterrupt])
 @pytest.mark.parametrize("kind", ["text", "conv"])
 def test_a_failing_or_interrupted_lookahead_evaluation_leaves_running_weights_and_saved_state(kind, error, tmp_path):
     snapshots = Snapshots()

@@ -269,7 +269,8 @@ class BeamSearch:
         else:
             sources, by = (ids.flatten().cpu().numpy() for ids in (heads, relations.expand_as(heads)))
             out.copy_(_scores(model, sources, by, model.config.num_relations)).neg_()
-        return self.truth(out).unflatten(0, heads.shape)
+        truth: Tensor = self.truth(out).unflatten(0, heads.shape)
+        return truth
 
 
 class _Memory:

@@ -159,7 +159,8 @@ class Or(_Several):
 
 def build(structure: Structure, labels: Sequence[tuple[str, str]]) -> Query:
     """The query of a structure with the given labels; the inverse of `Query.structure` and `Query.labels`."""
-    return _build(structure, iter(labels))
+    query: Query = _build(structure, iter(labels))
+    return query
 
 
 def _build(structure: Structure, labels: Iterator[tuple[str, str]]) -> Any:

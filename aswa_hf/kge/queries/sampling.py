@@ -172,7 +172,8 @@ class _Graphs:
         self.edges = _Edges(everything, self.entities)
 
     def _keys(self, triples: np.ndarray) -> np.ndarray:
-        return (triples[:, 0] * self.relations + triples[:, 1]) * self.entities + triples[:, 2]
+        keys: np.ndarray = (triples[:, 0] * self.relations + triples[:, 1]) * self.entities + triples[:, 2]
+        return keys
 
     def walks(self, structure: Structure, random: np.random.Generator, n: int) -> np.ndarray:
         """Queries as rows of ids, with a hidden triple in each; fewer than `n` if walks reach a dead end."""
@@ -249,7 +250,8 @@ def members(structure: Structure, columns: Iterator[np.ndarray], graph: TailsByQ
     kind, *parts = structure
     if kind != "p":
         found = [members(part, columns, graph, entities) for part in parts]
-        return np.all(found, axis=0) if kind == "i" else np.any(found, axis=0)
+        combined: np.ndarray = (np.logical_and if kind == "i" else np.logical_or).reduce(found)
+        return combined
     if parts[0] == "e":
         heads = next(columns)
         rows: np.ndarray = np.arange(len(heads))
