@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from aswa_hf.trainer import ASWACallback
 
 KGE_EPOCHS = 150
-STRATEGIES = ("last", "best", "swa", "ema", "aswa")
+COMPARED = ("last", "best", "swa", "ema", "aswa")
 DESCRIPTIONS = {
     "last": "the last epoch",
     "best": "the best epoch (early stopping)",
@@ -67,7 +67,7 @@ def _digits(console: Console, output_dir: Path, epochs: int, model: str, seed: i
     trainer.model.save_pretrained(output_dir)
 
     strategies, scores = callback.strategies, {}
-    for name in STRATEGIES:
+    for name in COMPARED:
         with strategies[name].swapped():
             scores[name] = trainer.evaluate(test_set, metric_key_prefix="test")["test_accuracy"]
     console.print(_table(strategies, scores))
@@ -132,7 +132,8 @@ def _prepare(model: str, epochs: int, seed: int, output_dir: Path) -> tuple[Trai
         eval_dataset=digits["validation"],
         compute_metrics=accuracy,
     )
-    callback = ASWACallback(trainer, metric="accuracy", strategies=STRATEGIES)
+    callback = ASWACallback(trainer, metric="accuracy", strategies=COMPARED)
+    callback.writes_history = False  # it is written with the results
     trainer.add_callback(callback)
     return trainer, callback, digits["test"]
 
@@ -144,7 +145,7 @@ def _table(strategies: dict[str, Strategy], test: dict[str, float]) -> Any:
     for column in ("strategy", "validation", "test", "snapshots"):
         table.add_column(column, justify="left" if column == "strategy" else "right")
     best = max(test.values())
-    for name in STRATEGIES:
+    for name in COMPARED:
         strategy = strategies[name]
         in_test = f"{100 * test[name]:.2f}"
         table.add_row(
