@@ -4,7 +4,7 @@
     accelerate launch examples/image_accelerate.py
     accelerate launch --config_file examples/configs/ddp_8gpu.yaml examples/image_accelerate.py
 
-The data is embedded (scikit-learn's handwritten digits). A run that was stopped or killed goes on with the same
+The data is embedded (scikit-learn's handwritten digits). A run that was stopped or killed is resumed by the same
 command; to begin another one, give it another --output_dir.
 """
 

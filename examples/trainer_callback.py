@@ -5,7 +5,7 @@
     python examples/trainer_callback.py --max_train_images 64 --num_train_epochs 2       # a quick look
 
 The data is embedded (scikit-learn's handwritten digits), every argument of `TrainingArguments` works, and a run that
-was stopped goes on with `--resume_from_checkpoint runs/trainer_callback/checkpoint-…`.
+was stopped is resumed with `--resume_from_checkpoint runs/trainer_callback/checkpoint-…`.
 """
 
 from __future__ import annotations

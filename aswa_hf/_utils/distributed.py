@@ -1,4 +1,4 @@
-"""Several processes: every rank works with rank 0's scores and buffers. In a single process these do nothing."""
+"""Several processes: every rank works with rank 0's scores and buffers; no-ops in a single process."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ T = TypeVar("T")
 
 
 def is_distributed() -> bool:
-    """Whether `torch.distributed` is in use, be it with one process."""
+    """Whether `torch.distributed` is initialized, also with one process."""
     return dist.is_available() and dist.is_initialized()
 
 
 def world_size() -> int:
-    """How many processes train together; 1 where `torch.distributed` is not in use."""
+    """The number of processes; 1 where `torch.distributed` is not initialized."""
     return dist.get_world_size() if is_distributed() else 1
 
 
 def rank() -> int:
-    """Which of them this process is."""
+    """The rank of this process; 0 where `torch.distributed` is not initialized."""
     return dist.get_rank() if is_distributed() else 0
 
 
 def wait_for_all() -> None:
-    """Goes on when every rank has come here."""
+    """A barrier: returns when every rank has reached it."""
     if world_size() > 1:
         dist.barrier()
 
 
 def agree(value: float, device: torch.device) -> float:
-    """Rank 0's `value`, on every rank: a decision taken on it is the same everywhere."""
+    """Returns rank 0's `value` on every rank, so that all ranks take the same decision."""
     if world_size() == 1:
         return value
     shared = torch.tensor([value], dtype=torch.float64, device="cpu" if device.type == "mps" else device)
@@ -43,7 +43,7 @@ def agree(value: float, device: torch.device) -> float:
 
 
 def on_every_rank(yes: bool, device: torch.device) -> bool:
-    """Whether all ranks say `yes`; all of them get the same answer."""
+    """Whether `yes` is true on all ranks; returns the same on all of them."""
     if world_size() == 1:
         return yes
     votes = torch.tensor([int(yes)], device=device)
@@ -52,7 +52,7 @@ def on_every_rank(yes: bool, device: torch.device) -> bool:
 
 
 def in_step(items: Iterable[T], device: torch.device) -> Iterator[T]:
-    """`items` as long as every rank has another one: a sharded model runs on all ranks or not at all."""
+    """Yields `items` as long as every rank has another one: a sharded model must run on all ranks."""
     iterator = iter(items)
     nothing = object()
     while on_every_rank((item := next(iterator, nothing)) is not nothing, device):

@@ -1,4 +1,4 @@
-"""Files that a killed process or a full disk leaves as they were or complete; JSON; mistyped folders."""
+"""Atomic writes, JSON objects, and hints for mistyped folders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """A name to write to: it takes the place of `path` when the block succeeds, and is gone when it fails."""
+    """An atomic write: yields a temporary path that replaces `path` if the block succeeds, and is removed if not."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -26,30 +26,30 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 
 def sync(path: Path) -> None:
-    """Waits until a file is on the disk: a full disk may show only then."""
+    """Flushes a file to the disk: a full disk may only be noticed then."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Writes a text file in one piece."""
+    """Writes a text file in one atomic write."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; an error that names the file if it holds anything else."""
+    """Reads the JSON object in a file; raises ValueError with the name of the file if it holds anything else."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is not a JSON file ({error}). Save the model anew.") from None
+        raise ValueError(f"{path} is not a JSON file ({error}). Save it again.") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{path} does not hold a JSON object. Save the model anew.")
+        raise ValueError(f"{path} does not hold a JSON object. Save it again.")
     return content
 
 
 def refuse_mistyped(name: str | os.PathLike[str]) -> None:
-    """An error if `name` looks like a Hub repository, but as a path begins in a folder that is here and ends in none.
+    """Raises FileNotFoundError if `name` looks like a Hub repository but its first part is a folder here.
 
     Asking the Hub for it would take long, and tell less.
     """

@@ -1,4 +1,4 @@
-"""Random state: what an extra evaluation or a pass over the training data draws must not be missed by training."""
+"""Random state: extra evaluations and passes over the training data leave that of training unchanged."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: Mapping[str, Any]) -> None:
-    """Puts a state back; what was not in use when it was taken stays as it is."""
+    """Restores a state; generators that were not in use when it was taken are unchanged."""
     random.setstate(state["python"])
     torch.set_rng_state(state["cpu"])
     if state["numpy"] is not None:
@@ -70,7 +70,7 @@ def rng_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def rng_from_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The state that `rng_tensors` made these of; random devices that are not here now are left out."""
+    """The inverse of `rng_tensors`; devices that are not available now are left out."""
     normal = tensors["python.normal"].tolist()
     state: dict[str, Any] = dict.fromkeys(("numpy", "cuda", "mps"))
     state |= {"python": (3, tuple(tensors["python"].tolist()), *(normal or [None])), "cpu": tensors["cpu"]}
@@ -93,7 +93,7 @@ def _optional(number: float | None) -> Tensor:
 
 @contextmanager
 def rewound(batches: Any) -> Iterator[Any]:
-    """`batches` from their beginning, in the order of epoch 0; afterwards a loader is where it was.
+    """Yields `batches` rewound to the start of epoch 0, and restores the state of a loader afterwards.
 
     A loader with a generator of its own, with workers that stay, or of accelerate's making remembers each pass over
     it. It may be in the middle of one, or be left in the middle of this one.

@@ -1,7 +1,7 @@
 """Models sharded by `fully_shard` (FSDP2): every process holds some rows of each parameter, and averages these.
 
 Between two uses of the model the rows are what counts. While a module is gathered for a forward pass, its parameters
-are other tensors, which go on being used until the module is resharded: whoever changes weights reshards first.
+are other tensors, which stay in use until the module is resharded: reshard before changing weights.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from aswa_hf._utils.distributed import is_distributed, rank
 
 
 def reshard(model: nn.Module) -> bool:
-    """Frees gathered parameters, so that the rows of each process count; whether the model is sharded at all."""
+    """Frees gathered parameters, so that the local rows are used; returns whether the model is sharded."""
     sharded = False
     if _may_be_sharded():
         kind = sys.modules["torch.distributed.fsdp"].FSDPModule
@@ -42,7 +42,7 @@ def _may_be_sharded() -> bool:
 
 
 def computing_device(model: nn.Module) -> torch.device:
-    """Where the model wants its batches: sharded weights may wait in CPU memory for their use on an accelerator."""
+    """The device for batches: sharded weights may be offloaded to CPU memory."""
     parameter: Any = next(model.parameters(), None)
     if parameter is None:
         return torch.device("cpu")
@@ -50,7 +50,7 @@ def computing_device(model: nn.Module) -> torch.device:
 
 
 def is_dtensor(tensor: Any) -> bool:
-    """Whether a tensor is one part of a larger one, with the others on other processes."""
+    """Whether a tensor is a DTensor, one part of a larger tensor on several processes."""
     return hasattr(tensor, "to_local")
 
 
@@ -95,7 +95,7 @@ def is_first_copy(tensor: Any) -> bool:
 
 
 def part_for(model: Tensor, saved: Any) -> Tensor:
-    """What belongs to the rows of `model`, out of a whole saved tensor or one that is sharded itself."""
+    """The part of a saved tensor, complete or sharded, that belongs to the local rows of `model`."""
     part: Tensor
     if not is_dtensor(model):
         part = saved.full_tensor() if is_dtensor(saved) else saved[...]
@@ -108,7 +108,7 @@ def part_for(model: Tensor, saved: Any) -> Tensor:
 
 @torch.no_grad()
 def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """The whole weights of a model on rank 0, in CPU memory, and nothing on the others; all ranks must call it.
+    """The complete weights of a model on rank 0, in CPU memory, and {} on the others; all ranks must call it.
 
     >>> state_dict = full_state_dict(model)
     >>> if dist.get_rank() == 0:
@@ -135,7 +135,7 @@ def refuse_unsupported_sharding(model: nn.Module, parameters: Mapping[str, Any])
             raise ValueError(f"The model is wrapped in FSDP1 (FullyShardedDataParallel), which flattens it. {advice}")
         if type(module).__module__.partition(".")[0] == "deepspeed":
             raise ValueError(
-                f"The model is wrapped in DeepSpeed's {type(module).__name__}, which keeps the weights to itself. "
+                f"The model is wrapped in DeepSpeed's {type(module).__name__}, which manages the weights itself. "
                 f"{advice}"
             )
     under_fsdp = is_sharded(model)

@@ -1,4 +1,4 @@
-"""Ctrl-C at a moment when it would leave things half done."""
+"""Ctrl-C in the middle of an operation that must be completed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import FrameType
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Puts an interrupt off until the block is left: what belongs together is done together."""
+    """Delays an interrupt until the end of the block, so that the block is done completely."""
     # Python delivers signals to the main thread only, and only it may set handlers.
     if threading.current_thread() is not threading.main_thread():
         yield

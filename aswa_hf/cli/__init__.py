@@ -23,7 +23,7 @@ from aswa_hf.cli.reproduce import reproduce
 from aswa_hf.cli.train import train
 
 INTERRUPTED = 130  # the exit status typer gives to Ctrl-C
-HOW_TO_GO_ON = {"train": "; --resume goes on from the last checkpoint", "reproduce": "; the same command goes on"}
+HOW_TO_RESUME = {"train": "; --resume continues from the last checkpoint", "reproduce": "; the same command resumes"}
 OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "not enough memory", "Storage size calculation overflowed")
 UNWRITABLE = ("PytorchStreamWriter failed", "file write failed", "No space left on device")
 
@@ -89,7 +89,7 @@ def main() -> None:
             raise
         sys.exit(f"aswa-hf: {reason}")
     if status == INTERRUPTED:
-        how = HOW_TO_GO_ON.get("".join(sys.argv[1:2]), "")
+        how = HOW_TO_RESUME.get("".join(sys.argv[1:2]), "")
         sys.stderr.write(f"\naswa-hf: interrupted{how}\n")
     sys.exit(status if isinstance(status, int) else 0)
 

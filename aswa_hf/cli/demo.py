@@ -188,7 +188,7 @@ def _countries(console: Console, output_dir: Path, seed: int) -> None:
             found = trainer.evaluate("test", metric_key_prefix="test")
         console.print(f"  {name:5s} test MRR {found['test_mrr']:.3f}   Hits@1 {found['test_hits@1']:.3f}")
     predictor = LinkPredictor(trainer.model, kg.vocab)
-    console.print("Three questions whose answers it was never told:")
+    console.print("Three questions whose answers are not in its training data:")
     for head, relation, tail in kg.triples("test")[:3]:
         country, region = kg.vocab.entities[head], kg.vocab.entities[tail]
         answers = predictor.predict(country, kg.vocab.relations[relation], k=3)["tail"].tolist()

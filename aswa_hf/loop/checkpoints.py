@@ -1,4 +1,4 @@
-"""Where a run of the loop is, kept in checkpoints that are whole or not there, and the way back to that place.
+"""The state of a run of `fit`: saved in checkpoints by atomic writes, and restored exactly.
 
     checkpoint_dir/checkpoint-<step>/         model.safetensors, optimizer, scheduler, … as accelerate saves them
     checkpoint_dir/checkpoint-<step>/aswa/    average.safetensors, state.json, random states in rank-<i>.safetensors
@@ -36,13 +36,13 @@ from aswa_hf.trajectory import decode_numbers, encode_number
 
 logger = get_logger(__name__)
 
-# torch tells of a full disk in its own way.
+# torch reports a full disk as a RuntimeError.
 SAVING_ERRORS = (OSError, SafetensorError, RuntimeError)
 
 
 @dataclass
 class Place:
-    """How far a run has come: `batches` of `epoch`, and `step` optimizer steps."""
+    """The position of a run: `batches` of `epoch`, and `step` optimizer steps."""
 
     loss: Tensor
     """The sum over the batches of the epoch so far."""
@@ -51,13 +51,13 @@ class Place:
     step: int = 0
     history: list[dict[str, Any]] = field(default_factory=list)
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
-    """What is known of each strategy's weights."""
+    """The metrics of each strategy's weights."""
     epoch_began: dict[str, Any] = field(default_factory=dict)
     """The random state at the beginning of the epoch: the order of its batches follows from it."""
     asked: dict[str, Any] | None = None
-    """The random state before the last batch was asked for, if a checkpoint comes after it."""
+    """The random state before the last batch was fetched, if a checkpoint follows it."""
     now: dict[str, Any] | None = None
-    """The random state of a checkpoint within an epoch, until the run goes on from there."""
+    """The random state of a checkpoint within an epoch, until training resumes from it."""
 
     @property
     def can_be_saved(self) -> bool:
@@ -65,8 +65,8 @@ class Place:
         return self.asked is not None
 
     def batches_left(self, loader: Any, is_saved_next: Callable[[], bool]) -> Iterator[Any]:
-        """The batches of the epoch from here on; `is_saved_next` tells if a checkpoint may come after the next one."""
-        # Whatever has been read from it before, it has the order of this epoch.
+        """Yields the remaining batches of the epoch; `is_saved_next` says if a checkpoint may follow the next one."""
+        # Whatever was read from it before, its order is that of this epoch.
         if hasattr(loader, "set_epoch"):
             loader.set_epoch(self.epoch)
         if self.batches == 0:
@@ -84,7 +84,7 @@ class Place:
             yield batch
 
     def end_epoch(self, accelerator: Accelerator) -> dict[str, float]:
-        """Goes on to the next epoch; gives the training loss of this one, over all processes."""
+        """Moves to the next epoch; returns the training loss of this one, averaged over all processes."""
         if self.batches == 0:
             raise ValueError("train_loader gave no batch to train on.")
         loss = accelerator.reduce(self.loss / self.batches, "mean")
@@ -92,11 +92,11 @@ class Place:
         return {"train_loss": float(loss)}
 
     def _gone_back_to(self, now: Mapping[str, Any], loader: Any) -> Iterator[Any]:
-        """The batches that are left, made with the random numbers they would have been made with.
+        """The remaining batches, produced with the same random numbers as in an uninterrupted run.
 
         A loader fetches one batch ahead: the one that comes next was fetched when the last one was asked for.
         """
-        # Each worker draws numbers of its own, which go on only if all its batches are made again.
+        # Each worker has its own random state, which is only right if it produces all its batches again.
         can_skip = isinstance(loader, DataLoaderShard) and not loader.num_workers
         skipped = max(0, self.batches - 2) if can_skip else 0
         _restore(self.epoch_began, loader)
@@ -111,7 +111,7 @@ class Place:
     def save(
         self, accelerator: Accelerator, root: Path, strategies: Mapping[str, Strategy], loader: Any, *, metric: Any
     ) -> Path:
-        """Writes the checkpoint of this step, with the help of all processes."""
+        """Writes the checkpoint of this step; all processes must call it."""
         folder = checkpoint_folder(root, self.step)
         temporary = _hidden(folder)
         try:
@@ -155,7 +155,7 @@ class Place:
         metric: Any,
         epochs: int,
     ) -> None:
-        """Goes to the place of a checkpoint; model, optimizer, scheduler and strategies are as they were then."""
+        """Restores a checkpoint: position, model, optimizer, scheduler and strategies."""
         content = load_state(folder / STATE_FOLDER, strategies)
         if "processes" not in content:
             raise ValueError(f"{folder} was not saved by fit(). Choose another checkpoint_dir.")
@@ -165,26 +165,26 @@ class Place:
                 "compared. Resume with the same metric."
             )
         if content["epoch"] > epochs:
-            raise ValueError(f"{folder} is of epoch {content['epoch']} already, and this run has {epochs} epochs.")
+            raise ValueError(f"{folder} is already at epoch {content['epoch']}, but this run has {epochs} epochs.")
         try:
             ranks = [load_file(_rank_file(folder, rank)) for rank in range(content["processes"])]
             with _names_of_the_module(accelerator):
                 accelerator.load_state(str(folder))
         except (OSError, SafetensorError, RuntimeError, ValueError, KeyError) as error:
             raise ValueError(
-                f"{folder} cannot be taken up: {error}. Resume with the same model, optimizer and scheduler, or "
+                f"{folder} cannot be resumed: {error}. Resume with the same model, optimizer and scheduler, or "
                 "choose another checkpoint_dir."
             ) from error
         self.epoch, self.batches, self.step = (content[key] for key in ("epoch", "batches", "step"))
         self.history, self.metrics = decode_numbers(content["history"]), decode_numbers(content["metrics"])
         if content["processes"] == accelerator.num_processes:
             if self.batches and getattr(loader, "persistent_workers", False):
-                logger.warning("Workers that stay (persistent_workers=True) go on with other random numbers.")
+                logger.warning("Persistent workers (persistent_workers=True) continue with other random numbers.")
             self._take_up(ranks[accelerator.process_index], loader)
             return
         logger.warning(
             f"{folder} was saved by {content['processes']} processes, this run has {accelerator.num_processes}: it "
-            "goes on from there, but with other random numbers."
+            "resumes from there, but with other random numbers."
         )
         if not accelerator.split_batches:
             self.batches = self.batches * content["processes"] // accelerator.num_processes
@@ -219,7 +219,7 @@ class Place:
 
 @contextmanager
 def opened(accelerator: Accelerator, root: Path | None, resume: bool) -> Iterator[Path | None]:
-    """The last checkpoint in the folder, the same on every rank; no other run may use it until the block is left."""
+    """Locks the folder for this run and yields its last checkpoint, the same on every rank."""
     if root is None:
         yield None
         return
@@ -246,7 +246,7 @@ def _last(accelerator: Accelerator, root: Path, resume: bool) -> Path | None:
         )
     if folder is not None and not resume:
         raise FileExistsError(
-            f"{root} holds a run already, and resume is False. Choose another checkpoint_dir, or go on with "
+            f"{root} already holds a run, and resume is False. Choose another checkpoint_dir, or resume with "
             "resume=True."
         )
     return folder
@@ -255,7 +255,7 @@ def _last(accelerator: Accelerator, root: Path, resume: bool) -> Path | None:
 def drop_all_but(keep: int | None, root: Path) -> None:
     """Removes the oldest checkpoints."""
     for path in checkpoints(root)[: -keep if keep else 0]:
-        # Renamed first: what has its name is whole, whenever the process ends.
+        # Renamed first: a folder with the name of a checkpoint is always complete.
         shutil.rmtree(path.rename(_hidden(path)), ignore_errors=True)
 
 

@@ -20,16 +20,16 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 logger = get_logger(__name__)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# How often processes tell each other of signals: asking costs a synchronisation.
+# How often processes exchange received signals: each exchange is a synchronisation.
 SECONDS_BETWEEN_LOOKS = 1.0
 
 
 def loss_of(model: nn.Module, batch: Any) -> Tensor:
-    """What the model calls `loss`, in a dict or as an attribute of its output."""
+    """Returns `loss` of the model's output, which is a dict or has it as an attribute."""
     if not isinstance(batch, Mapping):
         raise TypeError(
-            f"A batch is a {type(batch).__name__}, and only a dict is passed to the model by names. Say how to "
-            "compute its loss: loss=lambda model, batch: …"
+            f"A batch is a {type(batch).__name__}, and only a dict can be passed to the model by name. Define "
+            "the loss: loss=lambda model, batch: …"
         )
     output = model(**batch)
     found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
@@ -42,14 +42,14 @@ def loss_of(model: nn.Module, batch: Any) -> Tensor:
 
 
 def check_loss(value: Any) -> None:
-    """Refuses what cannot be a loss."""
+    """Raises TypeError if the loss is not a tensor of one number."""
     if not isinstance(value, Tensor) or value.ndim:
         got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"loss(model, batch) must give a tensor of one number and no dimension, got {got}.")
+        raise TypeError(f"loss(model, batch) must return a tensor of one number without dimensions, got {got}.")
 
 
 def metrics_of_main(accelerator: Accelerator, found: Any, label: str) -> dict[str, float]:
-    """What an evaluation gave on the main process, on all of them; the others may have been given nothing."""
+    """The main process's metrics, on all processes; on the others the evaluation may have returned nothing."""
     metrics: dict[str, float] | TypeError = {}
     if accelerator.is_main_process:
         try:
@@ -63,7 +63,7 @@ def metrics_of_main(accelerator: Accelerator, found: Any, label: str) -> dict[st
 
 
 def as_metrics(found: Any, label: str) -> dict[str, float]:
-    """What an evaluation gave as a dict of numbers whose names begin with `eval_`."""
+    """The result of an evaluation as a dict of numbers whose names begin with `eval_`."""
     if not isinstance(found, Mapping):
         found = {label: found}
     metrics = {}
@@ -86,7 +86,7 @@ def check_arguments(
     counts: Mapping[str, Any],
     max_grad_norm: Any,
 ) -> None:
-    """Refuses arguments of a wrong kind; a count may be None if its name ends with "?"."""
+    """Raises for arguments of a wrong type; a count may be None if its name ends with "?"."""
     if not isinstance(accelerator, Accelerator):
         raise TypeError(f"fit() takes an accelerate.Accelerator first, got {type(accelerator).__name__}.")
     if not isinstance(model, nn.Module):
@@ -104,12 +104,13 @@ def check_arguments(
 
 
 def check_training(optimizer: Any, train_loader: Any, scheduler: Any) -> None:
-    """Refuses what cannot train a model."""
+    """Raises for an optimizer, a loader or a scheduler that cannot train a model."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         got = optimizer.__name__ if isinstance(optimizer, type) else type(optimizer).__name__
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, built for the model's parameters, got {got}.")
     if not hasattr(train_loader, "__iter__"):
-        raise TypeError(f"train_loader must give batches, as a DataLoader does, got {type(train_loader).__name__}.")
+        got = type(train_loader).__name__
+        raise TypeError(f"train_loader must be an iterable of batches, such as a DataLoader, got {got}.")
     if scheduler is not None and not callable(getattr(scheduler, "step", None)):
         raise TypeError(f"scheduler must be a learning rate scheduler or None, got {type(scheduler).__name__}.")
     if isinstance(getattr(scheduler, "scheduler", scheduler), ReduceLROnPlateau):
@@ -125,7 +126,7 @@ def check_accelerator_supported(
     """Raises ValueError for settings under which weights cannot be averaged, or a run cannot be resumed."""
     kind = accelerator.distributed_type
     if kind in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
-        raise ValueError(f"fit() does not support {kind.value}, which keeps the weights to itself. Use DDP or FSDP2.")
+        raise ValueError(f"fit() does not support {kind.value}, which manages the weights itself. Use DDP or FSDP2.")
     if kind == DistributedType.FSDP and not accelerator.is_fsdp2:
         raise ValueError(
             "fit() does not support FSDP version 1, which flattens the weights. Use DDP or FSDP2 (fsdp_version: 2 in "
@@ -134,11 +135,11 @@ def check_accelerator_supported(
     if checkpoint_dir is None:
         return
     if accelerator.project_configuration.automatic_checkpoint_naming:
-        raise ValueError("fit() names its checkpoints itself: leave automatic_checkpoint_naming out.")
+        raise ValueError("fit() names its checkpoints itself: remove automatic_checkpoint_naming.")
     if accelerator.dataloader_config.use_stateful_dataloader or getattr(
         train_loader, "use_stateful_dataloader", False
     ):
-        raise ValueError("fit() finds the next batch of a resumed run itself: leave use_stateful_dataloader out.")
+        raise ValueError("fit() finds the next batch of a resumed run itself: remove use_stateful_dataloader.")
     if accelerator.gradient_accumulation_steps > 1 and not accelerator.gradient_state.sync_with_dataloader:
         raise ValueError(
             "With sync_with_dataloader=False gradients are left over at the end of an epoch, which a checkpoint does "
@@ -147,7 +148,7 @@ def check_accelerator_supported(
 
 
 def prepared(accelerator: Accelerator, *objects: Any) -> list[Any]:
-    """The objects as the accelerator prepares them, those left alone that it has prepared already."""
+    """The objects as `accelerator.prepare` returns them; those already prepared are unchanged."""
     new = [thing for thing in objects if thing is not None and not getattr(thing, "_is_accelerate_prepared", False)]
     if not new:
         return list(objects)
@@ -157,7 +158,7 @@ def prepared(accelerator: Accelerator, *objects: Any) -> list[Any]:
 
 
 def length_of(loader: Any) -> int | None:
-    """The number of batches, if the loader knows."""
+    """The number of batches, or None if the loader has no length."""
     try:
         return len(loader)
     except TypeError:
@@ -165,7 +166,7 @@ def length_of(loader: Any) -> int | None:
 
 
 class Stop:
-    """SIGTERM and Ctrl-C: noted when they come, known to all processes at the same step, obeyed after a checkpoint."""
+    """Handles SIGTERM and Ctrl-C: all processes stop at the same step, after saving a checkpoint."""
 
     def __init__(self, accelerator: Accelerator, *, enabled: bool):
         self.accelerator = accelerator
@@ -190,7 +191,7 @@ class Stop:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        # A launcher passes on the Ctrl-C that its processes have had from the terminal.
+        # A launcher forwards the Ctrl-C that its processes already received from the terminal.
         if self._received and number == signal.SIGINT and self.accelerator.num_processes == 1:
             raise KeyboardInterrupt
         self._received = number
@@ -212,11 +213,11 @@ class Stop:
         self._steps, self._wait, self._since = 0, int(SECONDS_BETWEEN_LOOKS / max(slowest, 1e-3)), time.monotonic()
 
     def end_run(self, checkpoint: Path) -> None:
-        """Obeys the signal, if there was one, as the program would have without `fit`."""
+        """Ends the run if a signal was received, as the program would have ended without `fit`."""
         if not self.agreed:
             return
         name = signal.Signals(self.agreed).name
-        logger.warning(f"{name}: the run is saved in {checkpoint}, and the same command goes on from there.")
+        logger.warning(f"{name}: the run is saved in {checkpoint}; the same command resumes it.")
         handler = self._previous.get(self.agreed)
         self.__exit__()
         if callable(handler):

@@ -101,11 +101,11 @@ def fit(
     """Trains `model` and ends with the ensemble in it.
 
     Args:
-        model, optimizer, train_loader, scheduler: as `accelerator.prepare` gives them; what it has not seen yet is
+        model, optimizer, train_loader, scheduler: as `accelerator.prepare` returns them; what is not prepared yet is
             prepared here. The scheduler is stepped after every optimizer step.
-        evaluate: gives the validation score of the weights in `model`, or a dict of metrics. It is called on all
-            processes (`accelerator.gather_for_metrics`), in evaluation mode, and what it gives on the main one counts.
-        loss: gives the loss of a batch, `loss(model, batch)`; by default what the model itself calls `loss`.
+        evaluate: returns the validation score of the weights in `model`, or a dict of metrics. It is called on all
+            processes (`accelerator.gather_for_metrics`), in evaluation mode, and the main process's result is used.
+        loss: returns the loss of a batch, `loss(model, batch)`; by default the `loss` of the model's output.
         max_grad_norm: clips the norm of the gradients.
         strategies, apply: what to keep beside the running model, and whose weights the model ends with, as in
             `ASWACallback`. `strategies={}, apply=None` is plain training.
@@ -114,8 +114,8 @@ def fit(
         every: the number of epochs from one decision to the next.
         hard_updates, batchnorm, bn_batches, dtype, device: as in `ASWACallback`.
         checkpoint_dir: where checkpoints go. With one, SIGTERM and Ctrl-C save before they end the run, and the same
-            call goes on from the last checkpoint, bit for bit as if nothing had happened.
-        resume: False starts afresh, and refuses a folder that holds a run.
+            call resumes from the last checkpoint, bit for bit as in an uninterrupted run.
+        resume: False starts a new run, and raises if the folder already holds one.
         save_every, save_steps: epochs from one checkpoint to the next, and optimizer steps for more of them.
         save_total_limit: how many checkpoints to keep; None keeps all.
         progress: whether the main process shows a progress bar.
@@ -147,7 +147,7 @@ def fit(
     root = Path(checkpoint_dir) if checkpoint_dir is not None else None
 
     def measure() -> dict[str, float]:
-        """The metrics of the weights in the model, the main process's on all of them."""
+        """The main process's metrics of the weights in the model, on all processes."""
         model.eval()
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())

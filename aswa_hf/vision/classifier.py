@@ -27,7 +27,7 @@ class TimmForImageClassification(TimmWrapperForImageClassification):
     """
 
     def init_weights(self) -> None:
-        """Nothing: timm has done it, and the wrapper would draw all convolutions anew with a deviation of 0.02."""
+        """A no-op: timm has initialised the weights; the wrapper would overwrite convolutions with N(0, 0.02²)."""
 
     def save_pretrained(
         self,

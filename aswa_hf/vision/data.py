@@ -76,7 +76,7 @@ def load_cifar(
 
 
 def check_ratio(val_ratio: float) -> None:
-    """Refuses what is no share of the training images."""
+    """Raises ValueError if the ratio is not between 0 and 1."""
     if isinstance(val_ratio, bool) or not isinstance(val_ratio, float | int) or not 0 < val_ratio < 1:
         raise ValueError(f"val_ratio is {val_ratio!r}. Expected the share of validation images, between 0 and 1.")
 

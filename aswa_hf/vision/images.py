@@ -135,7 +135,7 @@ def _decode(dataset: Dataset, size: int | None) -> Tensor:
             if index == 0:
                 pixels = _room(len(dataset), image)
             if image.size != pixels.shape[:1:-1]:
-                raise ValueError(f"{image.size} pixels, others {pixels.shape[:1:-1]}; give the size= they shall have")
+                raise ValueError(f"{image.size} pixels, others {pixels.shape[:1:-1]}; pass size= to resize them")
             if image.mode == "RGB" and pixels.shape[1] == 1:
                 pixels = pixels.repeat(3, axis=1)
             values = np.asarray(image)
@@ -174,7 +174,7 @@ def _open(content: Any) -> PIL.Image.Image:
 def _room(count: int, image: PIL.Image.Image) -> np.ndarray:
     """An empty array for `count` images like this one."""
     if image.width != image.height:
-        raise ValueError(f"{image.size} pixels, not a square; give the size= it shall have")
+        raise ValueError(f"{image.size} pixels, not a square; pass size= to resize it")
     shape = (count, len(image.getbands()), image.height, image.width)
     if math.prod(shape) > LARGE:
         warn_caller(f"{count:,} images of {image.size} pixels take {math.prod(shape) / 2**30:.1f} GiB of memory.")

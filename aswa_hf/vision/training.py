@@ -168,7 +168,7 @@ class _Collect(TrainerCallback):
         if missing := [path for path in taken.values() if not path.exists()]:
             raise FileNotFoundError(
                 f"FGE resumes after {done} steps in cycles of {self.fge.cycle}, but {missing[0]} is missing. Resume "
-                "with the cycle and the batches of the run that wrote the checkpoint, or start anew."
+                "with the cycle and the batches of the run that wrote the checkpoint, or start a new run."
             )
         self.fge.snapshots = {step: partial(load_file, path) for step, path in taken.items()}
 

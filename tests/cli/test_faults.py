@@ -42,7 +42,7 @@ def test_a_folder_is_trained_in_by_one_process_and_ctrl_c_says_how_to_go_on(tmp_
     finally:
         first.kill()
     assert first.returncode == 130
-    assert errors.strip().splitlines()[-1] == "aswa-hf: interrupted; --resume goes on from the last checkpoint"
+    assert errors.strip().splitlines()[-1] == "aswa-hf: interrupted; --resume continues from the last checkpoint"
     # The folder is free again.
     assert "there is no checkpoint" in refused(*options, "--resume")
 

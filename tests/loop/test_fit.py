@@ -279,7 +279,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_those_before(tmp_path, monke
 
 def test_a_folder_with_another_run_is_refused(tmp_path):
     Setup().fit(epochs=2, checkpoint_dir=tmp_path)
-    with pytest.raises(FileExistsError, match="holds a run already"):
+    with pytest.raises(FileExistsError, match="already holds a run"):
         Setup().fit(epochs=2, checkpoint_dir=tmp_path, resume=False)
     with pytest.raises(ValueError, match="decided by 'loss', this run by 'score'"):
         Setup().fit(epochs=2, checkpoint_dir=tmp_path, metric=None, greater_is_better=False)
@@ -318,10 +318,10 @@ def test_a_checkpoint_that_does_not_fit_is_named(tmp_path):
         return Setup(**options).fit(strategies={}, apply=None, epochs=2, checkpoint_dir=tmp_path / "plain")
 
     plain()
-    with pytest.raises(ValueError, match=r"(?s)checkpoint-10 cannot be taken up.*Resume with the same model"):
+    with pytest.raises(ValueError, match=r"(?s)checkpoint-10 cannot be resumed.*Resume with the same model"):
         plain(model=nn.Linear(2, 2))
     (tmp_path / "plain" / "checkpoint-10" / "aswa" / "rank-0.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"checkpoint-10 cannot be taken up: .*rank-0\.safetensors"):
+    with pytest.raises(ValueError, match=r"checkpoint-10 cannot be resumed: .*rank-0\.safetensors"):
         plain()
 
 
@@ -407,7 +407,7 @@ def test_the_handler_that_was_there_before_has_the_last_word(tmp_path, monkeypat
         ({"bn_batches": True}, ValueError, "bn_batches must be a number of batches"),
         ({"optimizer": "adam"}, TypeError, "optimizer must be a torch.optim.Optimizer.*got str"),
         ({"optimizer": torch.optim.SGD}, TypeError, "optimizer must be a torch.optim.Optimizer.*got SGD"),
-        ({"train_loader": None}, TypeError, "train_loader must give batches.*got NoneType"),
+        ({"train_loader": None}, TypeError, "train_loader must be an iterable of batches.*got NoneType"),
         ({"scheduler": "cosine"}, TypeError, "scheduler must be a learning rate scheduler or None, got str"),
         ({"scheduler": PLATEAU}, ValueError, "ReduceLROnPlateau needs a score"),
     ],
@@ -451,7 +451,7 @@ def test_a_model_that_gives_no_loss_says_what_to_do():
     [(1.0, "got float"), (None, "got NoneType"), (torch.ones(8), r"got a tensor of shape \(8,\)")],
 )
 def test_what_loss_returns_must_be_one_number(value, message):
-    with pytest.raises(TypeError, match=rf"loss\(model, batch\) must give a tensor of one number.*{message}"):
+    with pytest.raises(TypeError, match=rf"loss\(model, batch\) must return a tensor of one number.*{message}"):
         Setup().fit(loss=lambda model, batch: value)
 
 
@@ -481,7 +481,7 @@ def test_sharding_that_hides_the_weights_is_refused(kind, message, monkeypatch):
 
 def test_settings_that_would_spoil_checkpoints_are_refused(tmp_path):
     setup = Setup(project_config=ProjectConfiguration(str(tmp_path), automatic_checkpoint_naming=True))
-    with pytest.raises(ValueError, match="leave automatic_checkpoint_naming out"):
+    with pytest.raises(ValueError, match="remove automatic_checkpoint_naming"):
         setup.fit(checkpoint_dir=tmp_path / "run")
 
 
