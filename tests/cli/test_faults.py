@@ -50,7 +50,7 @@ def test_a_folder_is_trained_in_by_one_process_and_ctrl_c_says_how_to_go_on(tmp_
 def test_a_run_that_is_refused_leaves_no_folder(tmp_path):
     common = "train", "kge", "--output-dir", tmp_path / "run"
     assert "Did you mean 'countries-s3'?" in refused(*common, "--dataset", "countries-s4")
-    assert "names 'aswa' twice" in refused(*common, "--dataset", "countries", "--strategies", "aswa, aswa")
+    assert "contains 'aswa' twice" in refused(*common, "--dataset", "countries", "--strategies", "aswa, aswa")
     memory = refused(*common, "--dataset", "countries", "--dim", 10**12)
     assert memory.startswith("aswa-hf: There is not enough memory for this (")
     assert not (tmp_path / "run").exists()

@@ -108,7 +108,7 @@ def test_a_run_without_final_weights_says_which_it_compares(run_folder, tmp_path
     results = json.loads((Path(run_folder) / "results.json").read_text())["strategies"]
     for name, metrics in json.loads(printed.out).items():
         assert metrics == pytest.approx(results[name]["test"])
-    assert "weights at checkpoint-" not in printed.err
+    assert "weights in checkpoint-" not in printed.err
 
     interrupted = tmp_path / "interrupted"
     shutil.copytree(run_folder, interrupted)
@@ -116,7 +116,7 @@ def test_a_run_without_final_weights_says_which_it_compares(run_folder, tmp_path
     assert not call("evaluate", str(interrupted), *asked)
     printed = capsys.readouterr()
     assert list(json.loads(printed.out)) == ["aswa", "last"]
-    assert "weights at checkpoint-" in printed.err
+    assert "weights in checkpoint-" in printed.err
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_a_run_without_final_weights_says_which_it_compares(run_folder, tmp_path
         (["evaluate", "RUN", "--dataset", "countries", "--queries", "2p,9p"], "Unknown shape '9p'"),
         (["evaluate", "RUN", "--queries", "none.parquet", "--split", "train"], "--split train is for ranking triples"),
         (["evaluate", "RUN", "--queries", "none.parquet"], "no file of queries at none.parquet"),
-        (["evaluate", "RUN", "--dataset", "countries", "--strategies", "awsa"], "no weights of a strategy 'awsa'"),
+        (["evaluate", "RUN", "--dataset", "countries", "--strategies", "awsa"], "no weights of the strategy 'awsa'"),
     ],
 )
 def test_wrong_questions_are_one_line(run_folder, arguments, message):

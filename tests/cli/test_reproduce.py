@@ -30,6 +30,7 @@ def mrr(rows, strategy, column="mrr"):
     return next(row["columns"][column] for row in rows if row["strategy"] == strategy)
 
 
+@pytest.mark.filterwarnings("default:Found only .* queries")  # the graph is small
 def test_a_table_is_run_once_and_shared_with_the_others(here, capsys):
     options = (*COUNTRIES, "--seeds", "0-1", "--epochs", "2")
     assert call("link-prediction", *options, "--dry-run") == 0
