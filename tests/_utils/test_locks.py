@@ -17,15 +17,15 @@ import os, sys
 from pathlib import Path
 from aswa_hf._utils.locks import only_user
 with only_user(Path(sys.argv[1])):
-    child = os.fork() if len(sys.argv) > 2 else None
-    if child != 0:
-        print(child, flush=True)
+    if len(sys.argv) > 2 and os.fork():  # then only the child speaks, which has let go of the lock by then
+        os.read(0, 1)
+    print(os.getpid(), flush=True)
     os.read(0, 1)
 """
 
 
 def holding(folder, *forks):
-    """Another process that has the lock until it is killed, and what it says: the id of its child, if it has one."""
+    """Another process that has the lock until it is killed, and the id of the last of its processes."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, folder, *forks], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

@@ -285,7 +285,7 @@ def test_a_folder_with_another_run_is_refused(tmp_path):
         Setup().fit(epochs=2, checkpoint_dir=tmp_path, metric=None, greater_is_better=False)
     with pytest.raises(ValueError, match="holds the strategies aswa, but this run has aswa, ema"):
         Setup().fit(epochs=2, checkpoint_dir=tmp_path, strategies=("aswa", "ema"))
-    with pytest.raises(ValueError, match="of epoch 2 already, and this run has 1 epochs"):
+    with pytest.raises(ValueError, match="is already at epoch 2, but this run has 1 epochs"):
         Setup().fit(epochs=1, checkpoint_dir=tmp_path)
 
 
@@ -349,7 +349,7 @@ def test_workers_that_stay_are_told_of_when_an_epoch_is_taken_up(tmp_path, caplo
         run(loss=interrupted)
     assert "persistent_workers" not in caplog.text
     run()
-    assert "persistent_workers=True) go on with other random numbers" in caplog.text
+    assert "persistent_workers=True) continue with other random numbers" in caplog.text
 
 
 def test_signals_are_left_alone_without_a_checkpoint_folder_and_after_the_run(tmp_path):
