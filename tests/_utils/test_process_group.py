@@ -1,14 +1,12 @@
 """Whoever starts a process group destroys it: also after an error, Ctrl-C or `sys.exit`, and with no thread left."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from contextlib import ExitStack
 
 import pytest
 import torch.distributed as dist
+import warm
 from meeting import meeting_place
 from places import HELPERS
 
@@ -38,13 +36,7 @@ def left(tmp_path_factory):
             [what, way, str(tmp_path_factory.mktemp("leaving")), stack.enter_context(meeting_place(2))]
             for what, way in STATUSES
         ]
-        run = subprocess.run(
-            [sys.executable, str(HELPERS / "leaving.py"), json.dumps(jobs)],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=500,
-        )
+        run = warm.run(HELPERS / "leaving.py", json.dumps(jobs))
     assert run.returncode == 0, run.stderr[-3000:]
     return dict(zip(STATUSES, json.loads(run.stdout), strict=True))
 

@@ -3,16 +3,15 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import timm
 import torch
+import warm
 from commands import outcome
-from places import HELPERS
+from places import HELPERS, PACKAGE
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 from training import assert_accuracy, assert_same_tensors
@@ -26,8 +25,7 @@ from aswa_hf.vision import ImageTensors, as_it_is, load_digits
 def run(*arguments, cwd):
     """A command as a process of its own."""
     environment = os.environ | {"COLUMNS": "120", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "aswa_hf", *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)
+    return warm.run("-m", "aswa_hf", *arguments, cwd=cwd, env=environment)
 
 
 @pytest.fixture
@@ -174,13 +172,9 @@ IMAGES = "image --dataset digits --model test_resnet --image-size 16 --train-siz
 
 @pytest.mark.parametrize(("train", "epochs"), [(LINKS, 20), (IMAGES, 3)])
 def test_two_processes_make_one_run_folder_and_one_output(train, epochs, tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += ["-m", "aswa_hf", "train", *train.split()]
-    command += ["--strategies", "aswa,last"]
-    environment = os.environ | {"COLUMNS": "120", "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    result = subprocess.run(
-        [*command, "--output-dir", "run"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
-    )
+    command = [HELPERS / "forked_ranks.py", PACKAGE / "__main__.py", "train", *train.split()]
+    environment = os.environ | {"COLUMNS": "120", "ACCELERATE_USE_CPU": "true"}
+    result = warm.run(*command, "--strategies", "aswa,last", "--output-dir", "run", cwd=tmp_path, env=environment)
     assert result.returncode == 0, result.stderr[-3000:]
     assert result.stdout.count("Written to run") == 1
     folder = tmp_path / "run"
@@ -300,14 +294,7 @@ def test_digits_are_drawn_by_class_and_tested_on_the_same_images_whatever_is_lef
 def test_a_killed_image_run_is_resumed_bit_identically(tmp_path):
     command = "train image --dataset digits --model test_resnet --image-size 16 --train-size 200 --batch-size 40"
     command += " --val-ratio 0.2 --epochs 5 --augment --fge"
-    script = HELPERS / "killed_commands.py"
-    run = subprocess.run(
-        [sys.executable, str(script), str(tmp_path), "2", "4", "--", *command.split()],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    run = warm.run(HELPERS / "killed_commands.py", tmp_path, 2, 4, "--", *command.split())
     assert run.returncode == 0, run.stderr[-3000:]
     straight, killed = (tmp_path / name for name in ("straight", "killed"))
     for file in ("model.safetensors", *(p.relative_to(straight) for p in straight.glob("fge/*.s*"))):

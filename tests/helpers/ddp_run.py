@@ -5,17 +5,18 @@ python forked_ranks.py ddp_run.py KIND FOLDER [--stop | --resume | --disagree]
 
 import itertools
 import json
-import os
 import random
-import subprocess
 import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import warm
 from safetensors.torch import load_file, save_file
 from training import make_trainer, weights_of, with_aswa
 from transformers import Trainer, TrainerCallback
+
+RANKS = Path(__file__).with_name("forked_ranks.py")
 
 calls = itertools.count(step=10)
 
@@ -27,21 +28,8 @@ class StopAfterThree(TrainerCallback):
 
 def launch(kind: str, folder: Path, *flags: str, script: str = __file__) -> list[tuple[dict, dict]]:
     """Runs the job on two gloo processes; gives each rank's tensors and history."""
-    run = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("forked_ranks.py")), script, kind, str(folder), *flags],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        errors = run.communicate(timeout=240)[1]
-    except subprocess.TimeoutExpired:
-        run.terminate()  # which ends both ranks
-        run.wait()
-        raise
-    assert run.returncode == 0, errors[-3000:]
+    run = warm.run(RANKS, script, kind, folder, *flags)
+    assert run.returncode == 0, run.stderr[-3000:]
     ranks = []
     for rank in (0, 1):
         tensors = load_file(folder / f"rank{rank}.safetensors")

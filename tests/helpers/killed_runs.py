@@ -10,11 +10,11 @@ The processes are forked, since importing the libraries takes longer than traini
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import torch
+import warm
 from safetensors.torch import load_file, save_file
 from training import assert_same_tensors, make_trainer, weights_of, with_aswa
 from transformers import TrainerCallback
@@ -71,8 +71,7 @@ def in_own_process(*job) -> int:
 
 def assert_bit_identical(kind: str, folder: Path, save_strategy: str, kills: list[int]) -> None:
     """Runs the job straight through and once with each kill, and compares all weights and histories."""
-    command = [sys.executable, __file__, kind, str(folder), save_strategy, "0", *map(str, kills)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    run = warm.run(__file__, kind, folder, save_strategy, 0, *kills)
     assert run.returncode == 0, run.stderr[-3000:]
 
     straight = load_file(folder / "0" / "result.safetensors")

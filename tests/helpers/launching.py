@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+import warm
 from places import HELPERS, ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -24,13 +23,7 @@ LAUNCHERS = {
 
 def run_example(example: str, *arguments: str, cwd: Path, launcher: str = "one process") -> str:
     """What an example prints; it must exit with status 0."""
-    result = subprocess.run(
-        [sys.executable, *map(str, LAUNCHERS[launcher]), str(EXAMPLES / example), *arguments],
-        cwd=cwd,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    result = warm.run(*LAUNCHERS[launcher], EXAMPLES / example, *arguments, cwd=cwd, env=environment)
     assert result.returncode == 0, result.stderr[-3000:]
     return result.stdout

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
 import sys
 from collections import Counter
 from importlib import import_module
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import warm
 from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.utils import set_seed
 from meeting import meeting_place
@@ -238,8 +238,7 @@ def end(job: dict[str, Any]) -> None:
 
 def run_jobs(*jobs: dict[str, Any]) -> list[list[int]]:
     """Runs jobs one after the other; gives the exit statuses of their processes."""
-    command = [sys.executable, __file__, json.dumps(jobs, default=str)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    run = warm.run(__file__, json.dumps(jobs, default=str))
     assert run.returncode == 0, run.stderr[-3000:]
     statuses = json.loads(run.stdout.splitlines()[-1])
     for job, found in zip(jobs, statuses, strict=True):

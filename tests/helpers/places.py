@@ -4,3 +4,4 @@ from pathlib import Path
 
 HELPERS = Path(__file__).parent
 ROOT = HELPERS.parent.parent
+PACKAGE = ROOT / "aswa_hf"

@@ -2,11 +2,10 @@
 
 import itertools
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
+import warm
 from killed_runs import assert_bit_identical
 from places import HELPERS
 from safetensors.torch import load_file
@@ -25,8 +24,7 @@ def test_killed_and_resumed_with_dropout_and_random_negatives_the_run_is_bit_ide
 def test_a_command_killed_twice_and_resumed_gives_the_same_results(tmp_path):
     train = "train kge --dataset countries --dim 16 --lr 0.02 --batch-size 256 --scheme negative_sampling --epochs 40"
     # A checkpoint every fourth epoch; the kills come soon after one, and long before the next.
-    command = [sys.executable, str(COMMANDS), str(tmp_path), "9", "21", "--", *train.split()]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    run = warm.run(COMMANDS, tmp_path, 9, 21, "--", *train.split())
     assert run.returncode == 0, run.stderr[-3000:]
 
     straight, killed = tmp_path / "straight", tmp_path / "killed"

@@ -346,7 +346,9 @@ def test_a_broken_image_is_an_error_that_names_it():
 
 
 def test_images_of_other_sizes_need_a_size():
-    with pytest.raises(ValueError, match=r"image 1 of train: \(8, 6\) pixels, others \(8, 8\); pass size= to resize them"):
+    with pytest.raises(
+        ValueError, match=r"image 1 of train: \(8, 6\) pixels, others \(8, 8\); pass size= to resize them"
+    ):
         ImageTensors(dataset_of(picture(0), picture(1, size=(8, 6))))
     with pytest.raises(ValueError, match=r"image 0 of train: \(8, 6\) pixels, not a square; pass size="):
         ImageTensors(dataset_of(picture(1, size=(8, 6))))

@@ -1,0 +1,130 @@
+"""Programs in processes of their own, forked from one that has imported the libraries: that takes most of the time.
+
+    warm.run(SCRIPT, ARGUMENT…)      # as `python SCRIPT ARGUMENT…`
+    warm.run("-m", MODULE, …)        # as `python -m MODULE …`
+
+What a program reads from its environment while libraries are imported (HF_ENDPOINT, OMP_NUM_THREADS) it finds as it
+was for the first call. The server is this file: one request a line on its input, one answer a line on its output.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import gc
+import importlib
+import json
+import os
+import random
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+HELPERS = Path(__file__).parent
+LIBRARIES = (
+    "accelerate", "datasets", "matplotlib.pyplot", "numpy", "peft", "sklearn.datasets", "timm", "torch._dynamo",
+    "transformers", "aswa_hf.cli", "aswa_hf.experiments.image", "aswa_hf.experiments.kge", "aswa_hf.loop",
+    "aswa_hf.trainer.callback", "training",
+)  # fmt: skip
+
+
+def run(
+    *command: Any, cwd: Path | None = None, env: dict[str, str] | None = None, timeout: float = 540
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program to its end, and ends what it leaves behind: a worker whose parent was killed may stay forever."""
+    with tempfile.TemporaryDirectory() as folder:
+        written = [Path(folder, name) for name in ("stdout", "stderr")]
+        server = _server()
+        request = {
+            "command": [str(part) for part in command],
+            "cwd": str(cwd or Path.cwd()),
+            "env": dict(os.environ if env is None else env),
+            "output": [str(path) for path in written],
+            "timeout": timeout,
+        }
+        assert server.stdin is not None
+        assert server.stdout is not None
+        print(json.dumps(request), file=server.stdin, flush=True)
+        status = json.loads(server.stdout.readline())
+        out, err = (path.read_text() for path in written)
+    if status is None:
+        raise subprocess.TimeoutExpired(request["command"], timeout, out, err)
+    return subprocess.CompletedProcess(request["command"], status, out, err)
+
+
+@functools.cache
+def _server() -> subprocess.Popen[str]:
+    server = subprocess.Popen(
+        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    atexit.register(server.communicate)  # which closes its input, its end
+    return server
+
+
+def main() -> None:
+    for library in LIBRARIES:
+        importlib.import_module(library)
+    gc.collect()
+    gc.freeze()  # what was imported is nobody's garbage, and to look at it takes seconds in every process
+    for line in sys.stdin:
+        request = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            become(request)
+            return
+        print(json.dumps(wait(child, request["timeout"])), flush=True)
+
+
+def wait(child: int, timeout: float) -> int | None:
+    """The exit status of a program, or None if it took too long; what belongs to it has ended too."""
+
+    def too_late(*_: object) -> None:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, too_late)
+    signal.setitimer(signal.ITIMER_REAL, timeout)
+    try:
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    except TimeoutError:
+        status = None
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    try:
+        os.killpg(child, signal.SIGKILL)
+    except ProcessLookupError:
+        return status
+    if status is None:
+        os.waitpid(child, 0)
+    return status
+
+
+def become(request: dict[str, Any]) -> None:
+    """This process is the program from here on: it ends as the interpreter ends it."""
+    os.setsid()
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    inputs = [os.open(os.devnull, os.O_RDONLY)]
+    outputs = [os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) for path in request["output"]]
+    for descriptor, opened in enumerate(inputs + outputs):
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    random.seed()
+    sys.modules["numpy"].random.seed()
+    command = request["command"]
+    sys.path.insert(0, str(HELPERS))
+    if command[0] == "-m":
+        sys.argv = command[1:]
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = command
+        sys.path.insert(0, str(Path(command[0]).parent))
+        runpy.run_path(command[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
