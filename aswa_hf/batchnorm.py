@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from aswa_hf._utils.checks import check_whole_number
 from aswa_hf._utils.distributed import in_step, mean_over_ranks
 from aswa_hf._utils.random_state import preserved_rng, rewound
 from aswa_hf._utils.sharding import computing_device, is_sharded
@@ -86,8 +87,7 @@ class Recalibration:
                 f"train_batches is a {type(batches).__name__}, which can be read only once, and every decision reads "
                 "it again. Pass a DataLoader, a list of batches, or a function that returns an iterator."
             )
-        if limit is not None and limit < 1:
-            raise ValueError(f"bn_batches must be at least 1 or None (all batches), got {limit}.")
+        check_whole_number("bn_batches", limit, optional=True)
         self.batches = batches
         self.limit = limit
         self.forward = forward

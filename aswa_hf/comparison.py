@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from aswa_hf._utils.checks import check_whole_number
 from aswa_hf.batchnorm import default_train_batches
 from aswa_hf.strategies import ASWA, BATCHNORM_POLICIES, EMA, STRATEGIES, SWA, Strategy
 from aswa_hf.trajectory import Decision
@@ -128,8 +129,7 @@ def check_options(
         )
     if batchnorm not in BATCHNORM_POLICIES:
         raise ValueError(f"batchnorm must be one of {', '.join(BATCHNORM_POLICIES)}, got {batchnorm!r}.")
-    if bn_batches is not None and (type(bn_batches) is not int or bn_batches < 1):
-        raise ValueError(f"bn_batches must be a number of batches, at least 1, or None for all, got {bn_batches!r}.")
+    check_whole_number("bn_batches", bn_batches, optional=True)
     for name, value in flags.items():
         if value not in (True, False, None):
             raise TypeError(f"{name} must be True or False, got {value!r}.")

@@ -235,7 +235,7 @@ def test_missing_one_shot_and_empty_batches_are_clear_errors():
         ASWA(Net())
     with pytest.raises(TypeError, match="train_batches is a generator, which can be read only once"):
         ASWA(Net(), train_batches=(b for b in make_batches()))
-    with pytest.raises(ValueError, match=r"bn_batches must be at least 1 or None.*got 0"):
+    with pytest.raises(ValueError, match="bn_batches must be a whole number of at least 1 or None, got 0"):
         ASWA(Net(), train_batches=make_batches(), bn_batches=0)
     with pytest.raises(ValueError, match="train_batches yielded no batch"):
         Recalibration(Net(), [])()

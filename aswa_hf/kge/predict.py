@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from aswa_hf._utils.checks import check_whole_number
 from aswa_hf._utils.files import refuse_mistyped
 from aswa_hf.kge.configuration_kge import KGEConfig
 from aswa_hf.kge.data import KGVocab, KnowledgeGraph
@@ -80,7 +81,7 @@ class LinkPredictor:
         """
         if relation is None or (head is None) == (tail is None):
             raise ValueError("Give head= and relation= to predict tails, or relation= and tail= to predict heads.")
-        _check_count(k)
+        check_whole_number("k", k)
         target = "tail" if tail is None else "head"
         given, relations = _broadcast(head if tail is None else tail, relation)  # type: ignore[arg-type]
         entity_ids, relation_ids = self.vocab.entity_ids(given), self.vocab.relation_ids(relations)
@@ -108,7 +109,7 @@ class LinkPredictor:
         """The `k` entities with the most similar embeddings, by cosine similarity."""
         import pandas as pd
 
-        _check_count(k)
+        check_whole_number("k", k)
         table = _finite(self.model.entity_embeddings.weight)
         own = self.vocab.entity_id(entity)
         similarities = torch.nn.functional.cosine_similarity(table, table[own : own + 1])
@@ -165,11 +166,6 @@ def _broadcast(*labels: Labels) -> list[list[str]]:
         raise ValueError(f"The lists of a question must have the same length, got {sorted(lengths)}.")
     length = lengths.pop() if lengths else 1
     return [[x] * length if isinstance(x, str) else x for x in lists]
-
-
-def _check_count(k: Any) -> None:
-    if not isinstance(k, int) or isinstance(k, bool) or k < 1:
-        raise ValueError(f"k must be a whole number of at least 1, got {k!r}.")
 
 
 def _finite(numbers: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from aswa_hf._utils.checks import check_whole_number
 from aswa_hf.kge.graph import TailsByQuery, with_inverses
 
 if TYPE_CHECKING:
@@ -36,9 +37,9 @@ def evaluate_link_prediction(
     """
     if split not in kg:
         raise ValueError(f"There is no split {split!r}. Choose one of {', '.join(kg)}.")
-    for name, value in [("batch_size", batch_size)] * (batch_size is not None) + [("every k of ks", k) for k in ks]:
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+    check_whole_number("batch_size", batch_size, optional=True)
+    for k in ks:
+        check_whole_number("every k of ks", k)
     sizes = model.config.num_entities, model.config.num_relations
     if sizes != (kg.num_entities, kg.num_relations):
         raise ValueError(

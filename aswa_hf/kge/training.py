@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 from transformers import Trainer, TrainerControl, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
+from aswa_hf._utils.checks import check_whole_number
 from aswa_hf.kge.graph import TailsByQuery, with_inverses
 from aswa_hf.kge.modeling_kge import KGEModel
 from aswa_hf.kge.ranking import evaluate_link_prediction
@@ -62,8 +63,7 @@ class NegativeSampling(OneVsAll):
 
     def __init__(self, triples: np.ndarray, num_entities: int, negatives: int = 32):
         super().__init__(triples)
-        if negatives < 1:
-            raise ValueError(f"negatives must be at least 1, got {negatives}.")
+        check_whole_number("negatives", negatives)
         self.num_entities = num_entities
         self.negatives = negatives
 

@@ -17,6 +17,8 @@ from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from aswa_hf._utils.checks import check_whole_number
+
 logger = get_logger(__name__)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -84,9 +86,10 @@ def check_arguments(
     model: Any,
     functions: Mapping[str, Any],
     counts: Mapping[str, Any],
+    optional_counts: Mapping[str, Any],
     max_grad_norm: Any,
 ) -> None:
-    """Raises for arguments of a wrong type; a count may be None if its name ends with "?"."""
+    """Raises for arguments of a wrong type; `optional_counts` may be None."""
     if not isinstance(accelerator, Accelerator):
         raise TypeError(f"fit() takes an accelerate.Accelerator first, got {type(accelerator).__name__}.")
     if not isinstance(model, nn.Module):
@@ -95,10 +98,9 @@ def check_arguments(
         if not callable(function):
             raise TypeError(f"{name} must be a function, got {type(function).__name__}.")
     for name, count in counts.items():
-        if count is None and name.endswith("?"):
-            continue
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise ValueError(f"{name.removesuffix('?')} must be a whole number of at least 1, got {count!r}.")
+        check_whole_number(name, count)
+    for name, count in optional_counts.items():
+        check_whole_number(name, count, optional=True)
     if max_grad_norm is not None and not (isinstance(max_grad_norm, (int, float)) and max_grad_norm > 0):
         raise ValueError(f"max_grad_norm must be a positive number, or None for no clipping, got {max_grad_norm!r}.")
 

@@ -126,10 +126,10 @@ def fit(
     factories = named_factories(strategies)
     score = Score(metric if metric is not None else "score")
     flags = {"greater_is_better": greater_is_better, "hard_updates": hard_updates, "resume": resume}
-    counts: dict[str, Any] = {"epochs": epochs, "every": every, "save_every": save_every}
-    counts |= {"save_steps?": save_steps, "save_total_limit?": save_total_limit}
+    counts = {"epochs": epochs, "every": every, "save_every": save_every}
+    optional = {"save_steps": save_steps, "save_total_limit": save_total_limit}
     check_options(apply, factories, batchnorm, bn_batches, flags)
-    check_arguments(accelerator, model, {"evaluate": evaluate, "loss": loss}, counts, max_grad_norm)
+    check_arguments(accelerator, model, {"evaluate": evaluate, "loss": loss}, counts, optional, max_grad_norm)
     check_training(optimizer, train_loader, scheduler)
     check_accelerator_supported(accelerator, train_loader, checkpoint_dir)
     if every > epochs and factories:

@@ -10,6 +10,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_callback import DefaultFlowCallback, ProgressCallback
 from transformers.trainer_utils import IntervalStrategy, has_length
 
+from aswa_hf._utils.checks import is_whole_number
 from aswa_hf.comparison import Metric, Score
 
 
@@ -44,7 +45,7 @@ def check_trainer_supported(trainer: Trainer, every: str | int, strategies: Iter
 
 def check_every(every: Any) -> None:
     """Raises ValueError if `every` does not say when to decide."""
-    if every not in ("epoch", "evaluation") and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
+    if every not in ("epoch", "evaluation") and not is_whole_number(every):
         raise ValueError(f"every must be 'epoch', 'evaluation' or a number of epochs, got {every!r}.")
 
 

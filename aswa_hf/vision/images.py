@@ -14,6 +14,7 @@ from datasets import ClassLabel, Dataset, Image
 from torch import Tensor
 from tqdm import tqdm  # type: ignore[import-untyped]
 
+from aswa_hf._utils.checks import check_whole_number
 from aswa_hf._utils.warnings import warn_caller
 
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -54,8 +55,7 @@ class ImageTensors(torch.utils.data.Dataset[Batch]):
             )
         if not len(dataset):
             raise ValueError(f"There are no images in {dataset.split or 'the dataset'}.")
-        if size is not None and (not isinstance(size, int) or size < 1):
-            raise ValueError(f"size is {size!r}. Expected a number of pixels, the height and width of every image.")
+        check_whole_number("size", size, optional=True)
         self.class_names: list[str] = dataset.features["label"].names
         self.num_classes = len(self.class_names)
         self.pixels = _decode(dataset, size)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from aswa_hf._utils.checks import check_whole_number
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -33,8 +35,7 @@ class Recipe:
 
     def lasting(self, epochs: int) -> Recipe:
         """The same for a run of `epochs`: SWA starts at the same fraction of it, FGE has time for two snapshots."""
-        if epochs < 1:
-            raise ValueError(f"epochs must be at least 1, got {epochs}.")
+        check_whole_number("epochs", epochs)
         shorter = replace(self, epochs=epochs, swa_start=max(1, round(self.swa_start * epochs / self.epochs)))
         return replace(shorter, fge_cycle=min(self.fge_cycle, shorter.fge_epochs / 1.5))
 

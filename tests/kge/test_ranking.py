@@ -123,7 +123,7 @@ def test_bad_arguments_say_what_is_expected(tmp_path):
     kg = random_graph(tmp_path)
     with pytest.raises(ValueError, match=r"no split 'dev'. Choose one of train, validation, test"):
         evaluate_link_prediction(build(kg), kg, "dev")
-    with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1, got 0"):
+    with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1 or None, got 0"):
         evaluate_link_prediction(build(kg), kg, batch_size=0)
 
 
@@ -164,7 +164,7 @@ def test_a_changed_split_is_ranked_anew(tmp_path):
 @pytest.mark.parametrize("options", [{"ks": (0,)}, {"ks": (2.5,)}, {"batch_size": 0}, {"batch_size": "2"}])
 def test_impossible_numbers_are_refused(options, tmp_path):
     kg = random_graph(tmp_path)
-    with pytest.raises(ValueError, match="must be a whole number of at least 1, got"):
+    with pytest.raises(ValueError, match=r"must be a whole number of at least 1( or None)?, got"):
         evaluate_link_prediction(build(kg), kg, **options)
 
 

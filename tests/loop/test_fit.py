@@ -394,7 +394,7 @@ def test_the_handler_that_was_there_before_has_the_last_word(tmp_path, monkeypat
     [
         ({"epochs": 0}, ValueError, "epochs must be a whole number of at least 1, got 0"),
         ({"epochs": 2.5}, ValueError, "epochs must be a whole number of at least 1, got 2.5"),
-        ({"save_steps": 0}, ValueError, "save_steps must be a whole number of at least 1, got 0"),
+        ({"save_steps": 0}, ValueError, "save_steps must be a whole number of at least 1 or None, got 0"),
         ({"save_total_limit": 0}, ValueError, "save_total_limit must be a whole number"),
         ({"every": 5}, ValueError, "every=5 is more than epochs=4"),
         ({"max_grad_norm": 0}, ValueError, "max_grad_norm must be a positive number"),
@@ -404,7 +404,7 @@ def test_the_handler_that_was_there_before_has_the_last_word(tmp_path, monkeypat
         ({"apply": "ema"}, ValueError, "apply='ema' is not among the strategies aswa"),
         ({"batchnorm": "no"}, ValueError, "batchnorm must be one of"),
         ({"resume": "yes"}, TypeError, "resume must be True or False"),
-        ({"bn_batches": True}, ValueError, "bn_batches must be a number of batches"),
+        ({"bn_batches": True}, ValueError, "bn_batches must be a whole number of at least 1 or None, got True"),
         ({"optimizer": "adam"}, TypeError, "optimizer must be a torch.optim.Optimizer.*got str"),
         ({"optimizer": torch.optim.SGD}, TypeError, "optimizer must be a torch.optim.Optimizer.*got SGD"),
         ({"train_loader": None}, TypeError, "train_loader must be an iterable of batches.*got NoneType"),

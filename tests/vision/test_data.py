@@ -373,8 +373,8 @@ def test_many_large_images_are_warned_of(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"size": 0}, "size is 0"),
-        ({"size": (8, 8)}, r"size is \(8, 8\)"),
+        ({"size": 0}, "size must be a whole number of at least 1 or None, got 0"),
+        ({"size": (8, 8)}, r"size must be a whole number .*, got \(8, 8\)"),
         ({"mean": (0.5,)}, "mean has 1 numbers, the images 3 channels"),
         ({"std": (1, 1, 0)}, "std is .* Expected positive"),
     ],

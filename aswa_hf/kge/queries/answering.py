@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from aswa_hf._utils.checks import check_whole_number
 from aswa_hf.kge.modeling_kge import KGEModel
 from aswa_hf.kge.predict import LinkPredictor
 from aswa_hf.kge.queries.language import Query, Structure
@@ -74,7 +75,7 @@ def answer_query(
     import pandas as pd
 
     predictor = checked_predictor(model)
-    check_count("k", k)
+    check_whole_number("k", k)
     several = [query] if isinstance(query, (str, Query)) else query
     if not isinstance(several, Iterable):
         raise TypeError(f"Expected a query, or a list of queries, got {query!r}.")
@@ -143,9 +144,9 @@ class BeamSearch:
         truth: str = "sigmoid",
         batch_size: int | None = None,
     ):
-        check_count("beam", beam)
+        check_whole_number("beam", beam)
         if batch_size is not None:
-            check_count("batch_size", batch_size)
+            check_whole_number("batch_size", batch_size)
         for name, value, known in (("tnorm", tnorm, NORMS), ("truth", truth, TRUTHS)):
             if value not in list(known):
                 raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}.")
@@ -305,12 +306,6 @@ def _labelled(step: tuple[int, int, int, Tensor], vocab: KGVocab) -> Step:
     head, relation, tail, odds = step
     backwards, label = relation >= vocab.num_relations, vocab.relations[relation % vocab.num_relations]
     return Step(vocab.entities[head], "^" * backwards + label, vocab.entities[tail], float(truth_of(odds)))
-
-
-def check_count(name: str, value: Any) -> None:
-    """Raises ValueError unless the value is a whole number of at least 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
 
 
 def checked_predictor(model: Any) -> LinkPredictor:

@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from datasets import Dataset
 
+from aswa_hf._utils.checks import check_whole_number
 from aswa_hf.kge.predict import LinkPredictor
-from aswa_hf.kge.queries.answering import DIVERGED, BeamSearch, by_structure, check_count, checked_predictor
+from aswa_hf.kge.queries.answering import DIVERGED, BeamSearch, by_structure, checked_predictor
 from aswa_hf.kge.queries.language import Query
 from aswa_hf.kge.ranking import _ranks
 from aswa_hf.kge.vocab import KGVocab
@@ -39,7 +40,7 @@ def evaluate_queries(
     `answer_query`.
     """
     for k in ks:
-        check_count("every k of ks", k)
+        check_whole_number("every k of ks", k)
     predictor = checked_predictor(model)
     if not isinstance(queries, Dataset):
         raise TypeError(

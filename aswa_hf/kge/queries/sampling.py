@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 from datasets import Dataset, Features, List, Value, load_dataset
 
+from aswa_hf._utils.checks import check_whole_number
 from aswa_hf._utils.files import replacing
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.kge.data import KnowledgeGraph
@@ -60,8 +61,7 @@ def generate_queries(
     structure = shape_structure(shape)
     easy_splits = (easy_splits,) if isinstance(easy_splits, str) else easy_splits
     for name, value, least in (("n", n, 1), ("max_answers", max_answers, 1), ("seed", seed, 0)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}.")
+        check_whole_number(name, value, least)
     if unknown := [split for split in easy_splits if split not in kg]:
         raise ValueError(f"easy_splits contains {unknown[0]!r}. The graph has the splits {', '.join(kg)}.")
     graphs = _Graphs(kg, easy_splits)
