@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aswa_hf._utils.distributed import is_distributed, rank
+from aswa_hf._utils.distributed import is_distributed
 
 
 def reshard(model: nn.Module) -> bool:
@@ -104,26 +104,6 @@ def part_for(model: Tensor, saved: Any) -> Tensor:
     else:
         part = (saved.full_tensor() if is_dtensor(saved) else saved)[own_rows(model)]
     return part
-
-
-@torch.no_grad()
-def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """The complete weights of a model on rank 0, in CPU memory, and {} on the others; all ranks must call it.
-
-    >>> state_dict = full_state_dict(model)
-    >>> if dist.get_rank() == 0:
-    ...     model.save_pretrained(folder, state_dict=state_dict)
-    """
-    reshard(model)
-    gathered: dict[int, Tensor] = {}  # tied weights once
-    state: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) not in gathered:
-            # One at a time, so that only rank 0 needs room for more than one whole tensor.
-            whole = tensor.full_tensor() if is_dtensor(tensor) else tensor
-            gathered[id(tensor)] = whole.detach().to("cpu" if rank() == 0 else "meta", copy=True)
-        state[name.replace("_orig_mod.", "")] = gathered[id(tensor)]
-    return state if rank() == 0 else {}
 
 
 def refuse_unsupported_sharding(model: nn.Module, parameters: Mapping[str, Any]) -> None:

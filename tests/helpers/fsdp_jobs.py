@@ -27,13 +27,13 @@ from fsdp_run import (
     strategies,
     walk,
 )
+from gathered import whole_weights
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 
 from aswa_hf import ASWA, checkpoint
-from aswa_hf._utils.sharding import full_state_dict
 from aswa_hf.checkpoint import load_state, save_state
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, None: None}
@@ -70,7 +70,7 @@ def follow(
     for name, strategy in of.items():
         strategy.apply()
         report["tied"] = model.head.weight is model.embed.weight
-        weights = full_state_dict(model)
+        weights = whole_weights(model)
         if dist.get_rank() == 0:
             save_file({key: tensor.clone() for key, tensor in weights.items()}, folder / f"{name}.safetensors")
         else:
@@ -108,7 +108,7 @@ def train(folder: Path) -> dict[str, Any]:
         scores = SCORES[epoch]
         decisions.extend(strategy.update(partial(evaluate, iter(scores))).value for strategy in of.values())
     of["aswa"].apply()
-    final = {name: tensor.tolist() for name, tensor in full_state_dict(model).items()}
+    final = {name: tensor.tolist() for name, tensor in whole_weights(model).items()}
     return {"decisions": decisions, "losses": losses, "final": final}
 
 

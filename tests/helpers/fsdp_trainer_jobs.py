@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from gathered import whole_weights
 from torch.distributed.fsdp import fully_shard
 from training import make_trainer, scripted, text_model, with_aswa
 from transformers import BertForSequenceClassification, set_seed
 from transformers.distributed import DistributedConfig
 
 from aswa_hf import ASWA
-from aswa_hf._utils.sharding import full_state_dict, is_sharded
+from aswa_hf._utils.sharding import is_sharded
 
 
 def train(folder: Path) -> dict[str, Any]:
@@ -70,7 +71,7 @@ def save_ensemble(folder: Path) -> bool:
                 parameter.fill_(value)
         aswa.update(lambda score=score: score, running_score=0.0)
     aswa.apply()
-    state_dict = full_state_dict(model)
+    state_dict = whole_weights(model)
     if dist.get_rank() == 0:
         model.save_pretrained(folder, state_dict=state_dict)
     return is_sharded(model)

@@ -22,6 +22,7 @@ import torch
 import warm
 from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.utils import set_seed
+from gathered import whole_weights
 from meeting import meeting_place
 from safetensors.torch import load_file, save_file
 from sharded_on_cpu import shard_on_cpu
@@ -30,7 +31,7 @@ from torch.utils.data import DataLoader, Dataset
 from training import ConvNet, image_data, weights_of
 
 from aswa_hf import checkpoint, loop
-from aswa_hf._utils.sharding import full_state_dict, is_sharded
+from aswa_hf._utils.sharding import is_sharded
 from aswa_hf.averaging import unwrap
 from aswa_hf.loop import checkpoints, checks
 
@@ -183,11 +184,11 @@ def train(
         scheduler=scheduler, loss=loss, metric=metric, checkpoint_dir=folder, **options,
     )  # fmt: skip
 
-    weights = full_state_dict(unwrap(model)) if sharded else weights_of(unwrap(model))
+    weights = whole_weights(unwrap(model)) if sharded else weights_of(unwrap(model))
     result = {f"model/{name}": tensor for name, tensor in weights.items()}
     for name, strategy in run.strategies.items():
         with strategy.swapped():
-            found = full_state_dict(strategy.model) if sharded else strategy.average.averaged | strategy.average.copied
+            found = whole_weights(strategy.model) if sharded else strategy.average.averaged | strategy.average.copied
             result |= {f"{name}/{key}": tensor.clone() for key, tensor in found.items()}
     rank = accelerator.process_index
     save_file(result, Path(folder) / f"rank{rank}.safetensors")
