@@ -1,6 +1,10 @@
 """Settings for all tests: no network, one thread (two processes often share two cores)."""
 
 import os
+import signal
+
+# A shell starts programs in the background with Ctrl-C ignored, and tests send it to themselves and to others.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false")
 

@@ -14,6 +14,7 @@ import gc
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +72,10 @@ def command(way: str) -> None:
 
 
 def report(path: Path) -> None:
-    tasks = Path("/proc/self/task")
-    names = [(task / "comm").read_text().strip() for task in tasks.iterdir()] if tasks.exists() else []
+    names = []
+    for task in Path("/proc/self/task").glob("*/comm"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            names.append(task.read_text().strip())
     path.write_text(json.dumps({"group": dist.is_initialized(), "threads": [n for n in names if "gloo" in n]}))
 
 
