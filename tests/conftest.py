@@ -3,9 +3,6 @@
 import os
 import signal
 
-# A shell starts programs in the background with Ctrl-C ignored, and tests send it to themselves and to others.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
 os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false")
 
 # For the processes that tests start too: what two threads add up depends on how busy the machine is.
@@ -17,6 +14,9 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 import torch
 
 torch.set_num_threads(1)
+
+# A shell starts programs in the background with Ctrl-C ignored, and tests send it to themselves and to others.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONG = ("cli", "ddp", "examples", "fsdp", "hub", "loop", "process", "resume")
 

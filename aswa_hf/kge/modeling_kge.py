@@ -6,6 +6,7 @@ head and relation form the query; training, ranking and prediction are one matri
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -74,6 +75,8 @@ class KGEModel(PreTrainedModel):
         self.relation_embeddings = nn.Embedding(config.num_relation_embeddings, self.relation_dim(config))
         self.input_dropout = nn.Dropout(config.input_dropout)
         self.query_dropout = nn.Dropout(config.query_dropout)
+        self.entity_dropout = nn.Dropout(config.entity_dropout)
+        self.relation_dropout = nn.Dropout(config.relation_dropout)
         self.add_parameters(config)
         self.post_init()
 
@@ -120,22 +123,23 @@ class KGEModel(PreTrainedModel):
 
     def query(self, heads: Tensor, relations: Tensor) -> Tensor:
         """The query vectors (B, d) of heads and relations given by id."""
-        h = self.input_dropout(self.entity_embeddings(heads))
-        r = self.input_dropout(self.relation_embeddings(relations))
+        h = self.input_dropout(self.entity_dropout(self.entity_embeddings(heads)))
+        r = self.input_dropout(self.relation_dropout(self.relation_embeddings(relations)))
         queries: Tensor = self.query_dropout(self.combine(h, r))
         return queries
 
     def score(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
         """The scores (B,) of triples; tails may also be (B, K), K candidates for each query."""
         queries = self.query(heads, relations)
-        candidates: Tensor = self.entity_embeddings(tails)
+        candidates: Tensor = self.entity_dropout(self.entity_embeddings(tails))
         if tails.dim() == 1:
             return (queries * candidates).sum(-1)
         return torch.einsum("bd,bkd->bk", queries, candidates)
 
     def score_tails(self, heads: Tensor, relations: Tensor) -> Tensor:
         """The scores (B, |E|) of all entities as tails."""
-        return self.query(heads, relations) @ self.entity_embeddings.weight.T
+        entities: Tensor = self.entity_dropout(self.entity_embeddings.weight)
+        return self.query(heads, relations) @ entities.T
 
     def score_heads(self, relations: Tensor, tails: Tensor) -> Tensor:
         """The scores (B, |E|) of all entities as heads: as tails of the inverse relation, if the model has it."""
@@ -168,7 +172,8 @@ class KGEModel(PreTrainedModel):
         - the one true tail of each query, (B,) integers (1vsAll, cross-entropy),
         - a matrix (B, |E|), or (B, K) for the K candidates in `tails`, with 1 for true.
 
-        With `measured=False` a KvsAll loss has its gradients but no value (NaN), which saves a quarter of the time.
+        With `measured=False` a loss over all entities has its gradients but no value (NaN), which saves up to a
+        quarter of the time.
         """
         scores: Tensor | None = None
         if labels is None or tails is not None or labels.dim() == 2:
@@ -177,8 +182,7 @@ class KGEModel(PreTrainedModel):
             return KGEOutput(scores=scores)
         smoothing = self.config.label_smoothing if self.training else 0.0
         if scores is not None:
-            targets = labels.to(scores.dtype) * (1 - smoothing) + smoothing / scores.shape[-1]
-            loss = F.binary_cross_entropy_with_logits(scores, targets)
+            loss = self._loss_of(scores, labels.to(scores.dtype), smoothing)
         else:
             if len(heads) == 0:
                 raise ValueError("The batch is empty: there are no queries to compute a loss for.")
@@ -188,21 +192,59 @@ class KGEModel(PreTrainedModel):
                     f"got {len(label_offsets)}."
                 )
             queries = self.query(heads, relations)
-            loss = loss_over_entities(
-                queries, self.entity_embeddings.weight, labels, label_offsets, smoothing, measured
-            )
-        if self.config.regularizer and self.config.regularization and self.training:
-            loss = loss + self.config.regularization * self._penalty(heads, relations)
+            entities = self.entity_dropout(self.entity_embeddings.weight)
+            loss = loss_over_entities(queries, entities, labels, label_offsets, smoothing, measured, self.config.loss)
+        if self.training and (self.config.regularization or self.config.relation_prediction):
+            counts, true_tails = _true_tails(labels, label_offsets, tails)
+            if self.config.regularization:
+                loss = loss + self.config.regularization * self._penalty(heads, relations, counts, true_tails)
+            if self.config.relation_prediction:
+                rows = torch.repeat_interleave(counts)
+                found = self._relation_loss(heads[rows], relations[rows], true_tails)
+                loss = loss + self.config.relation_prediction * found
         return KGEOutput(loss=loss, scores=scores)
 
-    def _penalty(self, heads: Tensor, relations: Tensor) -> Tensor:
-        """N3 or L2 of the embeddings used, per query; N3 takes the moduli of the scorer's own kind of numbers."""
-        used = self.entity_embeddings(heads), self.relation_embeddings(relations)
+    def _loss_of(self, scores: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        """The loss of a matrix of scores, of all entities or of candidates."""
+        if self.config.loss == "binary":
+            targets = labels * (1 - smoothing) + smoothing / scores.shape[-1]
+            return F.binary_cross_entropy_with_logits(scores, targets)
+        counts = labels.sum(1, keepdim=True)
+        if self.config.loss == "softmax-query":
+            labels, counts = labels / counts.clamp_min(1), (counts > 0).to(labels.dtype)
+        targets = labels * (1 - smoothing) + counts * smoothing / scores.shape[-1]
+        total = len(scores) if self.config.loss == "softmax-query" else counts.sum()
+        return -(targets * scores.log_softmax(1)).sum() / total
+
+    def _penalty(self, heads: Tensor, relations: Tensor, counts: Tensor, tails: Tensor) -> Tensor:
+        """N3 or L2 of head, relation and tail, the mean over triples: query i belongs to `counts[i]` of them.
+
+        N3 takes the moduli of the scorer's own kind of numbers.
+        """
+        # One lookup for heads and tails: the gradient of each would be a table of all entities.
+        entities = self.entity_embeddings(torch.cat([heads, tails]))
+        powers = [self._power(entities), self._power(self.relation_embeddings(relations))]
+        often = counts.to(entities.dtype)
+        used = powers[0][: len(heads)] @ often + powers[0][len(heads) :].sum() + powers[1] @ often
+        return used / max(1, len(tails))
+
+    def _power(self, embeddings: Tensor) -> Tensor:
+        """Σ|x|³ or Σ|x|² of each embedding."""
         if self.config.regularizer == "l2":
-            return sum((x.square().sum() for x in used), torch.tensor(0.0)) / len(heads)
-        blocks = self.blocks(self.config)
-        moduli = (x.unflatten(-1, (blocks, -1)).square().sum(-2).clamp_min(1e-30).sqrt() for x in used)
-        return sum((m.pow(3).sum() for m in moduli), torch.tensor(0.0)) / len(heads)
+            return embeddings.square().sum(-1)
+        squares: Tensor = embeddings.unflatten(-1, (self.blocks(self.config), -1)).square().sum(-2)
+        return squares.clamp_min(1e-30).pow(1.5).sum(-1)
+
+    def _relation_loss(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
+        """The mean cross-entropy of the relations of triples among all relations.
+
+        A score is linear in the relation, so the scores of all relations are one product with its gradient.
+        """
+        h, t = (self.entity_dropout(self.entity_embeddings(ids)) for ids in (heads, tails))
+        table = self.relation_embeddings.weight
+        at_zero = table.new_zeros(len(heads), table.shape[1])
+        gradient = torch.func.vjp(lambda r: self.combine(h, r), at_zero)[1]
+        return F.cross_entropy(gradient(t)[0] @ self.relation_dropout(table).T, relations)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.entity_embeddings
@@ -322,22 +364,25 @@ def loss_over_entities(
     offsets: Tensor | None = None,
     smoothing: float = 0.0,
     measured: bool = True,
+    kind: str = "binary",
 ) -> Tensor:
     """The loss of scores ⟨queries, entities⟩ over all entities, without a matrix of labels or of logits.
 
-    With `offsets`, `tails[offsets[i]:offsets[i + 1]]` are the distinct true tails of query i, and the loss is the mean
-    binary cross-entropy. Without `offsets`, `tails[i]` is the one true tail, and the loss is the mean cross-entropy.
-    True labels are 1 − smoothing + smoothing/|E|, false ones smoothing/|E|. Under autocast the products are in its
-    dtype.
+    With `offsets`, `tails[offsets[i]:offsets[i + 1]]` are the distinct true tails of query i, and the loss is
+    - "binary": the mean binary cross-entropy over all queries and entities,
+    - "softmax": the mean cross-entropy over all triples, as if each were a query of its own (1vsAll),
+    - "softmax-query": the mean cross-entropy over all queries, whose labels are spread evenly over the true tails.
+    Without `offsets`, `tails[i]` is the one true tail, and the loss is the mean cross-entropy. Smoothing ε turns the
+    labels y of a query or triple into (1 − ε)·y + ε/|E|. Under autocast the products are in its dtype.
 
-    With `measured=False` the binary cross-entropy is NaN, but its gradients are correct: the value is a quarter
-    of the work.
+    With `measured=False` the value is NaN, but the gradients are correct: the value is up to a quarter of the work.
     """
     loss: Tensor
-    if offsets is None:
-        loss = _CrossEntropy.apply(queries, entities, tails, smoothing)
-    else:
+    if offsets is not None and kind == "binary":
         loss = _BinaryCrossEntropy.apply(queries, entities, tails, offsets, smoothing, measured)
+    else:
+        per_query = kind == "softmax-query"
+        loss = _Softmax.apply(queries, entities, tails, offsets, smoothing, measured, per_query)
     return loss
 
 
@@ -393,35 +438,68 @@ class _BinaryCrossEntropy(_LossOverEntities):
         return loss / ctx.count if measured else loss.fill_(torch.nan)
 
 
-class _CrossEntropy(_LossOverEntities):
-    """Cross-entropy by blocks of queries: the gradient of a logit x is softmax(x) − label."""
+class _Softmax(_LossOverEntities):
+    """Cross-entropy by blocks of queries.
+
+    All triples of a query have the same logits x, so the sum of their losses is |T|·logsumexp(x) − Σ_{t∈T} x_t: a
+    query with many true tails costs one row. Only softmax(x) is a full matrix; what the labels add to both gradients
+    are sums over the true tails alone.
+    """
 
     @staticmethod
-    def forward(ctx: Any, queries: Tensor, entities: Tensor, tails: Tensor, smoothing: float) -> Tensor:
+    def forward(
+        ctx: Any,
+        queries: Tensor,
+        entities: Tensor,
+        tails: Tensor,
+        offsets: Tensor | None,
+        smoothing: float,
+        measured: bool,
+        per_query: bool,
+    ) -> Tensor:
         batch, total = len(queries), len(entities)
-        height = max(1, min(batch, _chunk_size(queries) // total))
         dtype = _product_dtype(queries)
-        e = entities.to(dtype)
-        grad_queries, grad_entities = torch.empty_like(queries, dtype=dtype), torch.zeros_like(e)
-        space = e.new_empty(height, total)
+        e, q = entities.to(dtype), queries.to(dtype)
+        rows = torch.arange(batch, device=q.device) if offsets is None else _rows(offsets)
+        counts = torch.ones_like(rows) if offsets is None else offsets.diff()
+        share = queries.new_ones(len(rows)) / (counts[rows] if per_query else 1)
+        weights = ((counts > 0) if per_query else counts).to(queries.dtype).unsqueeze(1)
+
+        # What the labels contribute: Σ label·e for every query, Σ label·q for every entity. The numbers are those of
+        # the products, the sums are in the model's dtype.
+        whole = q.to(queries.dtype)
+        labelled = torch.zeros_like(whole).index_add_(0, rows, share.unsqueeze(1) * e[tails].to(whole.dtype))
+        labelled *= 1 - smoothing
+        grad_entities = torch.zeros_like(entities)
+        grad_entities.index_add_(0, tails, (smoothing - 1) * share.unsqueeze(1) * whole[rows])
+        if smoothing:
+            labelled += smoothing / total * weights * e.sum(0, dtype=whole.dtype)
+            grad_entities -= smoothing / total * (weights * whole).sum(0)
+
         loss = _zero(e)
+        if measured:
+            loss -= (whole * labelled).sum(dtype=loss.dtype)
+        height = max(1, min(batch, _chunk_size(queries) // total))
+        space = e.new_empty(height, total)
+        grad_queries = torch.empty_like(q)
+        products = torch.zeros_like(e)
+        weighted = weights.to(dtype) * q
+        # |x| ≤ ‖q‖·‖e‖: below this bound no probability is denormal, which saves a pass over the matrix.
+        steep = q.device.type == "cpu" and bool(2 * q.norm(dim=1).max() * e.norm(dim=1).max() > -FLOOR)
         for start in range(0, batch, height):
-            q = queries[start : start + height].to(dtype)
-            logits = torch.mm(q, e.T, out=space[: len(q)])
-            where = torch.arange(len(q), device=e.device), tails[start : start + height]
-            norm = logits.to(loss.dtype).logsumexp(dim=1, keepdim=True)
-            loss += norm.sum(dtype=loss.dtype) - (1 - smoothing) * logits[where].sum(dtype=loss.dtype)
-            if smoothing:
-                loss -= smoothing / total * logits.sum(dtype=loss.dtype)
-            logits.copy_(torch.sub(logits, norm).clamp_(min=FLOOR).exp_())
-            logits[where] -= 1 - smoothing
-            if smoothing:
-                logits -= smoothing / total
-            torch.mm(logits, e, out=grad_queries[start : start + height])
-            grad_entities.addmm_(logits.T, q)
-        ctx.count = batch
-        ctx.save_for_backward(grad_queries.to(queries.dtype), grad_entities.to(entities.dtype))
-        return loss / batch
+            block = slice(start, start + height)
+            logits = torch.mm(q[block], e.T, out=space[: len(q[block])])
+            if measured:
+                loss += (weights[block, 0] * logits.to(loss.dtype).logsumexp(1)).sum(dtype=loss.dtype)
+            torch.softmax(logits, dim=1, out=logits)
+            if steep:
+                logits.clamp_(min=math.exp(FLOOR))
+            torch.mm(logits, e, out=grad_queries[block])
+            products.addmm_(logits.T, weighted[block])
+        ctx.count = batch if per_query else len(rows)
+        grad_entities += products
+        ctx.save_for_backward(weights * grad_queries - labelled, grad_entities)
+        return loss / ctx.count if measured else loss.fill_(torch.nan)
 
 
 def _zero(like: Tensor) -> Tensor:
@@ -442,6 +520,14 @@ def _product_dtype(queries: Tensor) -> torch.dtype:
     """The dtype of the matrix products: under autocast its own, else the model's."""
     device = queries.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else queries.dtype
+
+
+def _true_tails(labels: Tensor, offsets: Tensor | None, candidates: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The number of true tails of each query, and these, concatenated."""
+    if labels.dim() == 2:
+        rows, columns = (labels > 0).nonzero(as_tuple=True)
+        return (labels > 0).sum(1), columns if candidates is None else candidates[rows, columns]
+    return torch.ones_like(labels) if offsets is None else offsets.diff(), labels
 
 
 def _rows(offsets: Tensor) -> Tensor:
