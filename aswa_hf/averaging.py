@@ -10,7 +10,7 @@ process averages the rows it holds.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -105,22 +105,25 @@ class WeightAverage:
         return not self.averaged
 
     @torch.no_grad()
-    def assign(self) -> None:
-        """Θ_A := Θ, buffers included."""
+    def assign(self, of: WeightAverage | None = None) -> None:
+        """Θ_A := Θ, or the average `of`; the buffers that are not averaged are those in the model."""
         averaged, copied = self._running()
         if self.is_empty:
             self.averaged = {name: self._empty_for(tensor) for name, tensor in averaged.items()}
             self.copied = {name: torch.empty_like(tensor) for name, tensor in copied.items()}
         self._check(averaged, copied)
-        _copy_by_name(self.averaged | self.copied, averaged | copied)
+        _copy_by_name(self.averaged | self.copied, (averaged if of is None else of.averaged) | copied)
 
     @torch.no_grad()
-    def blend(self, weight: float, *, with_buffers: bool = False) -> None:
-        """Θ_A := Θ_A + weight · (Θ − Θ_A); `with_buffers` also copies the buffers that are not averaged."""
+    def blend(self, weight: float, of: WeightAverage | None = None, *, with_buffers: bool = False) -> None:
+        """Θ_A := Θ_A + weight · (Θ − Θ_A), where Θ may be another average `of` this model.
+
+        `with_buffers` also copies the model's buffers that are not averaged.
+        """
         averaged, copied = self._running()
         self._check(averaged, copied)
         matching: dict[str, Tensor] = {}
-        for name, theirs in averaged.items():
+        for name, theirs in (averaged if of is None else of.averaged).items():
             ours = self.averaged[name]
             if _same_kind(ours, theirs):
                 matching[name] = theirs
@@ -151,31 +154,36 @@ class WeightAverage:
             broadcast_from_rank_0(ours.values())
 
     @contextmanager
-    def lookahead(self, weight: float) -> Iterator[None]:
-        """Puts Θ̂ = Θ_A + weight · (Θ − Θ_A) into the model until the block ends; Θ_A does not change."""
+    def lookahead(self, weight: float, of: WeightAverage | None = None) -> Iterator[None]:
+        """Puts Θ̂ = Θ_A + weight · (Θ − Θ_A) into the model until the block ends; Θ_A does not change.
+
+        Θ may be another average `of` this model.
+        """
         averaged, copied = self._running()
         self._check(averaged, copied)
         shared = _in_shared_memory(averaged)
         with self._restored(averaged | copied) as running:
             with torch.no_grad():
                 for name, theirs in averaged.items():
-                    ours, kept = self.averaged[name], running[name]
-                    if _same_kind(ours, theirs):
+                    ours, new = self.averaged[name], running[name] if of is None else of.averaged[name]
+                    if of is None and _same_kind(ours, theirs) and name not in shared:
                         # In place moves less data, but would average weights that overlap in memory twice.
-                        torch.lerp(ours, kept if name in shared else theirs, weight, out=theirs)
+                        new = theirs
+                    if _same_kind(ours, theirs) and _same_kind(ours, new):
+                        torch.lerp(ours, new, weight, out=theirs)
                     else:
-                        for a, k, t in _pieces(ours, kept, theirs):
+                        for a, k, t in _pieces(ours, new, theirs):
                             t.copy_(torch.lerp(a, k.to(a.device, a.dtype), weight))
             yield
 
     @contextmanager
-    def swapped(self) -> Iterator[None]:
-        """Puts Θ_A into the model until the block ends."""
+    def swapped(self, *, with_buffers: bool = True) -> Iterator[None]:
+        """Puts Θ_A into the model until the block ends; `with_buffers=False` keeps the model's own buffers."""
         averaged, copied = self._running()
         self._check(averaged, copied)
         with self._restored(averaged | copied):
             with torch.no_grad():
-                _copy_by_name(averaged | copied, self.averaged | self.copied)
+                _copy_by_name(averaged | copied if with_buffers else averaged, self.averaged | self.copied)
             yield
 
     @torch.no_grad()
@@ -212,6 +220,11 @@ class WeightAverage:
 
     def clear(self) -> None:
         self.averaged, self.copied = {}, {}
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of the average in bytes."""
+        return sum(tensor.nbytes for tensor in (*self.averaged.values(), *self.copied.values()))
 
     @contextmanager
     def _restored(self, running: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
@@ -256,6 +269,15 @@ class WeightAverage:
                     f"The model's {kind}s changed since averaging began: {problem}. Build a new strategy after "
                     "adding, removing, freezing or unfreezing parameters."
                 )
+
+
+def take_snapshots(updates: Iterable[tuple[WeightAverage, float]]) -> None:
+    """Θ_A := Θ_A + weight · (Θ − Θ_A) for each pair of an average and a weight; a weight of 1 is Θ_A := Θ."""
+    for average, weight in updates:
+        if weight == 1:
+            average.assign()
+        else:
+            average.blend(weight, with_buffers=True)
 
 
 def _copy_by_name(to: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:

@@ -1,8 +1,9 @@
 """The averaging state beside a checkpoint: `average.safetensors` and `state.json`, for all strategies of a run.
 
-Tensors are named `<strategy>/averaged/<parameter>` and `<strategy>/buffers/<buffer>`. Everything else (scores,
-history, versions) is JSON. It is in the header of the tensor file, so that one rename replaces tensors and state
-together, and also in `state.json` for people and tools to read.
+Tensors are named `<strategy>/averaged/<parameter>` and `<strategy>/buffers/<buffer>`, those of a strategy's further
+averages `<strategy>/<part>.averaged/<parameter>`. Everything else (scores, history, versions) is JSON. It is in the
+header of the tensor file, so that one rename replaces tensors and state together, and also in `state.json` for people
+and tools to read.
 
 For a sharded model every rank writes the rows it holds to its own file, `average-<save>-<rank>.safetensors`.
 `average.safetensors` is then the index: it holds what is not sharded, and names these files. Each save uses new names,
@@ -61,7 +62,7 @@ def save_state(folder: str | Path, strategies: Mapping[str, Strategy], **more: A
     states = {}
     for name, strategy in strategies.items():
         state = strategy.state_dict(copy=False)
-        for kind in ("averaged", "buffers"):
+        for kind in [key for key, value in state.items() if isinstance(value, dict)]:
             for key, tensor in state.pop(kind).items():
                 (shards if is_dtensor(tensor) else whole)[f"{name}/{kind}/{key}"] = tensor
         states[name] = state | {"score": encode_number(state["score"])}
@@ -197,9 +198,13 @@ def load_state(folder: str | Path, strategies: Mapping[str, Strategy]) -> dict[s
             )
         for name, state in saved.items():
             state["score"] = decode_number(state["score"])
-            for kind in ("averaged", "buffers"):
-                prefix = f"{name}/{kind}/"
-                state[kind] = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
+            state |= {"averaged": {}, "buffers": {}}
+            for key, tensor in tensors.items():
+                if key.startswith(f"{name}/"):
+                    kind, _, tensor_name = key.removeprefix(f"{name}/").partition("/")
+                    state.setdefault(kind, {})[tensor_name] = tensor
+                    # A model without buffers has none in its averages either.
+                    state.setdefault(kind.replace("averaged", "buffers"), {})
             strategies[name].check_state_dict(state)
         # Only after all have passed the check.
         for name, state in saved.items():

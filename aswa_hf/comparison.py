@@ -10,7 +10,7 @@ from torch import nn
 
 from aswa_hf._utils.checks import check_whole_number
 from aswa_hf.batchnorm import default_train_batches
-from aswa_hf.strategies import ASWA, BATCHNORM_POLICIES, EMA, STRATEGIES, SWA, Strategy
+from aswa_hf.strategies import ASWA, BATCHNORM_POLICIES, EMA, STRATEGIES, SWA, DenseASWA, Strategy
 from aswa_hf.trajectory import Decision
 
 Metric = str | Mapping[str, float] | Callable[[Mapping[str, float]], float]
@@ -152,6 +152,7 @@ def build_strategies(
     hard_updates, direction = options.pop("hard_updates"), options["greater_is_better"]
     by_kind: dict[Any, dict[str, Any]] = {
         ASWA: {"hard_updates": hard_updates},
+        DenseASWA: {"hard_updates": hard_updates},
         # The last quarter of the run, as the SWA paper does.
         SWA: {"start": 0.75},
         # A short run must not be dominated by its first weights.
@@ -204,11 +205,16 @@ def decide(
 
         decision = strategy.update(score_now, score(running), step=step, epoch=epoch)
         if decision is not Decision.REJECT:
-            averaged = evaluated and decision is not Decision.HARD
-            known[name] = evaluated[-1] if averaged else dict(running)
+            known[name] = _metrics_of(strategy, [running, *evaluated], score)
         if isinstance(strategy, ASWA):
             logs |= {f"{name}/decision": decision.code, f"{name}/members": strategy.members}
     return reported(known, score) | logs
+
+
+def _metrics_of(strategy: Strategy, evaluated: Sequence[Metrics], score: Score) -> Metrics:
+    """Returns the metrics of the strategy's new weights: on a tie, a later evaluation is of those that it prefers."""
+    matching = (found for found in reversed(evaluated) if score(found) == strategy.score)
+    return dict(next(matching, evaluated[-1]))
 
 
 def reported(known: Mapping[str, Metrics], score: Score) -> dict[str, Any]:

@@ -18,6 +18,7 @@ STYLES = {
     "swa": ("tab:purple", "v"),
     "ema": ("#8a8a10", "^"),
     "aswa": ("tab:blue", "D"),
+    "dense-aswa": ("tab:cyan", "d"),
     "fge": ("#0093a3", "P"),
 }
 OTHER_STYLE = ("tab:pink", "X")

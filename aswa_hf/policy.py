@@ -54,6 +54,28 @@ def decide(
     return SOFT if better(lookahead_score, score) else REJECT
 
 
+def decide_dense(
+    members: int,
+    score: float | None,
+    running_score: float | None,
+    snapshot_score: float | None,
+    lookahead_score: float | None,
+    *,
+    hard_updates: bool = True,
+    greater_is_better: bool = True,
+) -> tuple[str, bool]:
+    """Returns the decision of Dense ASWA, and whether INIT and HARD take the snapshot or the running weights.
+
+    The snapshot is the mean of the weights since the last decision point, which the look-ahead averages in. The better
+    of it and the running model, the snapshot on a tie, has the place that the running model has in `decide`.
+    `snapshot_score=None` means that the snapshot was not evaluated.
+    """
+    from_snapshot = snapshot_score is not None and not is_better(running_score, snapshot_score, greater_is_better)
+    restart_score = snapshot_score if from_snapshot else running_score
+    rule = {"hard_updates": hard_updates, "greater_is_better": greater_is_better}
+    return decide(members, score, restart_score, lookahead_score, **rule), from_snapshot
+
+
 def next_members(members: int, decision: str) -> int:
     """Returns how many snapshots the ensemble holds after `decision`; INIT and HARD count their own snapshot."""
     if decision in (INIT, HARD):

@@ -43,17 +43,22 @@ class Record:
     score: float | None
     members: int
     decision: Decision
+    snapshot_score: float | None = None
+    """The score of a snapshot that is not the running model: the mean of the weights since the last decision."""
 
     def to_json(self) -> dict[str, Any]:
         values = asdict(self) | {"decision": self.decision.value}
+        if self.snapshot_score is None:
+            del values["snapshot_score"]
         return {key: encode_number(value) for key, value in values.items()}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Record:
-        expected = [field.name for field in fields(cls)]
-        if not isinstance(values, Mapping) or sorted(values) != sorted(expected):
+        expected = [field.name for field in fields(cls) if field.name != "snapshot_score"]
+        if not isinstance(values, Mapping) or sorted(values.keys() - {"snapshot_score"}) != sorted(expected):
             raise ValueError(f"A record of a trajectory must have the keys {expected}, got {values!r}.")
-        scores = {k: decode_number(values[k]) for k in ("running_score", "lookahead_score", "score")}
+        names = ("running_score", "lookahead_score", "score", "snapshot_score")
+        scores = {name: decode_number(values.get(name)) for name in names}
         return cls(**{**values, **scores, "decision": Decision(values["decision"])})
 
 

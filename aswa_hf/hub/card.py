@@ -22,13 +22,14 @@ LABELS = {
     "swa": "SWA",
     "ema": "EMA",
     "aswa": "ASWA",
+    "dense-aswa": "Dense ASWA",
     "fge": "FGE (predictions averaged)",
     "swa-all": "SWA over all epochs",
     "best-checkpoint": "the best checkpoint",
     "greedy": "greedy soup",
     "uniform": "uniform soup",
 }
-CHOSEN_BY_VALIDATION = ("best", "aswa", "greedy")
+CHOSEN_BY_VALIDATION = ("best", "aswa", "dense-aswa", "greedy")
 SHOWN = {"link-prediction": ("mrr", "hits@1", "hits@3", "hits@10"), "image-classification": ("accuracy",)}
 LIBRARIES = {"kge": "transformers", "timm": "timm", "peft": "peft", "transformers": "transformers", "torch": None}
 PIPELINES = {"link-prediction": "graph-ml"}

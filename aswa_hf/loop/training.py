@@ -50,7 +50,7 @@ from aswa_hf.loop.checks import (
     prepared,
 )
 from aswa_hf.run_folder import write_trajectory
-from aswa_hf.strategies import Strategy
+from aswa_hf.strategies import Strategy, take_step
 from aswa_hf.trajectory import Trajectory
 
 logger = get_logger(__name__)
@@ -199,8 +199,7 @@ def fit(
                     continue
                 place.step += 1
                 if not optimizer.step_was_skipped:
-                    for strategy in shadows.values():
-                        strategy.step()
+                    take_step(shadows.values())
                 stop.look()
                 if place.can_be_saved and not accelerator.gradient_state.end_of_dataloader:
                     save()

@@ -2,14 +2,14 @@
 
 All share one interface, so that several can follow the same run without influencing it or each other:
 
-    strategy.step()              after every optimizer step (only EMA needs it)
+    strategy.step()              after every optimizer step (EMA and DenseASWA need it)
     strategy.update(evaluate)    at every decision point, usually the end of an epoch
     with strategy.swapped(): …   the strategy's weights in the model
     strategy.apply()             the strategy's weights in the model, permanently
 """
 
-from aswa_hf.strategies.adaptive import ASWA
-from aswa_hf.strategies.base import BATCHNORM_POLICIES, Evaluate, Outcome, Strategy
+from aswa_hf.strategies.adaptive import ASWA, DenseASWA
+from aswa_hf.strategies.base import BATCHNORM_POLICIES, Evaluate, Outcome, Strategy, take_step
 from aswa_hf.strategies.exponential import EMA
 from aswa_hf.strategies.snapshots import SWA, BestCheckpoint, LastCheckpoint
 
@@ -20,12 +20,14 @@ __all__ = [
     "STRATEGIES",
     "SWA",
     "BestCheckpoint",
+    "DenseASWA",
     "Evaluate",
     "LastCheckpoint",
     "Outcome",
     "Strategy",
+    "take_step",
 ]
 
 STRATEGIES: dict[str, type[Strategy]] = {
-    strategy.name: strategy for strategy in (ASWA, SWA, EMA, BestCheckpoint, LastCheckpoint)
+    strategy.name: strategy for strategy in (ASWA, DenseASWA, SWA, EMA, BestCheckpoint, LastCheckpoint)
 }

@@ -1,16 +1,18 @@
-"""ASWA: averages that validation decides about."""
+"""ASWA, and Dense ASWA: averages that grow, restart or stay as validation decides."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from aswa_hf import policy
+from aswa_hf.averaging import WeightAverage
 from aswa_hf.batchnorm import Batches, Forward
 from aswa_hf.strategies.base import Evaluate, Outcome, Strategy, nothing
+from aswa_hf.strategies.segments import Segment
 from aswa_hf.trajectory import Decision
 
 
@@ -60,7 +62,7 @@ class ASWA(Strategy):
         if self.members == 0 or self.hard_updates or running_score is not None:
             running_score = self._running_score(evaluate, running_score)
         lookahead_score, accept = (
-            self._lookahead(1 / (self.members + 1), evaluate) if self.members else (None, nothing)
+            self._lookahead(1 / (self.members + 1), evaluate, called="look-ahead") if self.members else (None, nothing)
         )
         decision = Decision(
             policy.decide(
@@ -85,3 +87,99 @@ class ASWA(Strategy):
                 f"This state was saved with hard_updates={state['hard_updates']}, this strategy has "
                 f"hard_updates={self.hard_updates}. Resume with the same rule."
             )
+
+
+class DenseASWA(ASWA):
+    """ASWA over the means of all optimizer steps: it sees every step, as EMA does, and decides by validation.
+
+    The snapshot of a decision point is Θ̄, the mean of the weights after every `every`-th optimizer step since the last
+    one, and the look-ahead is Θ̂ = (n·Θ_A + Θ̄)/(n + 1). HARD restarts from the better of the running model and Θ̄ if it
+    beats look-ahead and ensemble, SOFT takes the look-ahead if it beats the ensemble, and REJECT changes nothing.
+
+    >>> aswa = DenseASWA(model)
+    >>> for epoch in range(epochs):
+    ...     for batch in loader:
+    ...         train_on(batch)
+    ...         aswa.step()
+    ...     aswa.update(lambda: validate(model))
+    >>> aswa.apply()
+
+    `score_snapshot=False` leaves out the evaluation of Θ̄: HARD then restarts from the running model only. With
+    `device="cpu"` both averages are off the accelerator, and `every` limits how often the weights are copied there.
+    """
+
+    name = "dense-aswa"
+
+    def __init__(self, model: nn.Module, *, every: int = 1, score_snapshot: bool = True, **options: Any):
+        super().__init__(model, **options)
+        self.segment = Segment(self._part("segment"), every)
+        self.score_snapshot = score_snapshot
+
+    def _after_step(self) -> Iterable[tuple[WeightAverage, float]]:
+        return self.segment.after_step()
+
+    def _decide(self, evaluate: Evaluate | None, running_score: float | None, step: int | None) -> Outcome:
+        if evaluate is None:
+            raise TypeError(
+                "DenseASWA decides by validation: update() needs a function that returns the validation score."
+            )
+        self.segment.complete("DenseASWA")
+        mean = self.segment.average
+        may_restart = self.members == 0 or self.hard_updates
+        if may_restart or running_score is not None:
+            running_score = self._running_score(evaluate, running_score)
+        snapshot_score: float | None = None
+        buffers: dict[str, torch.Tensor] = {}
+        if may_restart and self.score_snapshot:
+            with mean.swapped(with_buffers=False):
+                snapshot_score, buffers = self._score_averaged(evaluate, "snapshot")
+        lookahead_score, accept = None, nothing
+        if self.members:
+            weight = 1 / (self.members + 1)
+            lookahead_score, accept = self._lookahead(weight, evaluate, mean, called="look-ahead")
+        decision, from_snapshot = policy.decide_dense(
+            self.members,
+            self.score,
+            running_score,
+            snapshot_score,
+            lookahead_score,
+            hard_updates=self.hard_updates,
+            greater_is_better=self.greater_is_better,
+        )
+
+        def commit() -> None:
+            if decision == policy.SOFT:
+                accept()
+            elif decision != policy.REJECT and from_snapshot:
+                self._restart(snapshot_score, mean)
+                self.average.copy_buffers(buffers)
+            elif decision != policy.REJECT:
+                self._restart(running_score)
+            self.segment.restart()
+
+        return Outcome(Decision(decision), commit, running_score, lookahead_score, snapshot_score)
+
+    def _averages(self) -> dict[str, WeightAverage]:
+        # Between two segments the mean of the last one is not needed any more.
+        return {k: a for k, a in super()._averages().items() if k != "segment." or not self.segment.is_empty}
+
+    def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
+        more = {
+            "every": self.segment.every,
+            "score_snapshot": self.score_snapshot,
+            "segment_steps": self.segment.steps,
+        }
+        return super().state_dict(copy=copy) | more
+
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().check_state_dict(state)
+        for name, ours in (("every", self.segment.every), ("score_snapshot", self.score_snapshot)):
+            if state[name] != ours:
+                raise ValueError(
+                    f"This state was saved with {name}={state[name]}, this strategy has {name}={ours}. Resume with "
+                    "the same rule."
+                )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.segment.steps = state["segment_steps"]

@@ -6,7 +6,7 @@ Several strategies can follow the same run without influencing it or each other.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -20,7 +20,7 @@ from aswa_hf._utils.random_state import preserved_rng
 from aswa_hf._utils.sharding import computing_device
 from aswa_hf._utils.signals import uninterrupted
 from aswa_hf._utils.warnings import warn_caller
-from aswa_hf.averaging import WeightAverage
+from aswa_hf.averaging import WeightAverage, take_snapshots
 from aswa_hf.batchnorm import Batches, Forward, Recalibration
 from aswa_hf.trajectory import Decision, Record, Trajectory
 
@@ -36,6 +36,7 @@ class Outcome:
     commit: Callable[[], None]
     running_score: float | None = None
     lookahead_score: float | None = None
+    snapshot_score: float | None = None
 
 
 class Strategy(ABC):
@@ -67,6 +68,8 @@ class Strategy(ABC):
         if not self.averages:
             batchnorm = "copy"
         self.average = WeightAverage(model, dtype=dtype, device=device, average_buffers=batchnorm == "average")
+        self.parts: dict[str, WeightAverage] = {}
+        """Further averages that the strategy keeps beside its result; they are saved with it."""
         self.model = self.average.model
         self.greater_is_better = greater_is_better
         self.recalibrate: Callable[[], None] = (
@@ -80,8 +83,13 @@ class Strategy(ABC):
         # Whether the averaged weights changed since their BatchNorm statistics were computed.
         self._stale = False
 
-    def step(self) -> None:  # noqa: B027 (a no-op by default)
+    def step(self) -> None:
         """Must be called after every optimizer step; a no-op for strategies that only use decision points."""
+        take_step([self])
+
+    def _after_step(self) -> Iterable[tuple[WeightAverage, float]]:
+        """Counts an optimizer step; returns the averages to update, with the weight of the running weights in each."""
+        return ()
 
     def update(
         self,
@@ -118,6 +126,7 @@ class Strategy(ABC):
                     score=self.score,
                     members=self.members,
                     decision=outcome.decision,
+                    snapshot_score=outcome.snapshot_score,
                 )
             )
         return outcome.decision
@@ -154,21 +163,38 @@ class Strategy(ABC):
         For a sharded model the averages are DTensors, like the weights in its own `state_dict()`: each process has
         its rows, and `tensor.full_tensor()`, called on all processes, returns the complete tensor.
         """
-        averaged, buffers = self.average.whole()
-
-        def tensors(of: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-            return {name: tensor.clone() if copy else tensor for name, tensor in of.items()}
-
-        return {
+        state: dict[str, Any] = {
             "strategy": self.name,
             "greater_is_better": self.greater_is_better,
             "score": self.score,
             "members": self.members,
             "stale": self._stale,
             "records": self.trajectory.to_json(),
-            "averaged": tensors(averaged),
-            "buffers": tensors(buffers),
         }
+        for prefix, average in self._averages().items():
+            for kind, tensors in zip(("averaged", "buffers"), average.whole(), strict=True):
+                state[prefix + kind] = {name: t.clone() if copy else t for name, t in tensors.items()}
+        return state
+
+    def _averages(self) -> dict[str, WeightAverage]:
+        """Returns everything to save, by the prefix of its names in the state."""
+        return {"": self.average} | {f"{name}.": part for name, part in self.parts.items() if not part.is_empty}
+
+    def _part(self, name: str) -> WeightAverage:
+        """Returns the further average of this name; it is new and empty when asked for the first time."""
+        if name not in self.parts:
+            self.parts[name] = WeightAverage(
+                self.model,
+                dtype=self.average.dtype,
+                device=self.average.device,
+                average_buffers=self.average.average_buffers,
+            )
+        return self.parts[name]
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that the strategy's weights take now, in bytes; of a sharded model, on this process."""
+        return self.average.nbytes + sum(part.nbytes for part in self.parts.values())
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises ValueError for a state of another model, strategy or direction."""
@@ -179,8 +205,8 @@ class Strategy(ABC):
                 f"This state was saved with greater_is_better={state['greater_is_better']}, this strategy has "
                 f"greater_is_better={self.greater_is_better}: their scores cannot be compared."
             )
-        if state["averaged"]:
-            self.average.check(state["averaged"], state["buffers"])
+        for prefix in _saved_averages(state):
+            self.average.check(state[f"{prefix}averaged"], state[f"{prefix}buffers"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores a saved state. Raises ValueError, changing nothing, for a state of another model or strategy.
@@ -189,10 +215,12 @@ class Strategy(ABC):
         """
         self.check_state_dict(state)
         trajectory = Trajectory.from_json(state["records"])
-        if state["averaged"]:
-            self.average.load(state["averaged"], state["buffers"])
-        else:
-            self.average.clear()
+        saved = _saved_averages(state)
+        for prefix in saved:
+            average = self._part(prefix.removesuffix(".")) if prefix else self.average
+            average.load(state[f"{prefix}averaged"], state[f"{prefix}buffers"])
+        for prefix in self._averages().keys() - saved:
+            (self.parts[prefix.removesuffix(".")] if prefix else self.average).clear()
         self.score, self.members, self._stale = state["score"], state["members"], state["stale"]
         self.trajectory = trajectory
 
@@ -206,6 +234,11 @@ class Strategy(ABC):
                 f"evaluate() must return one number, the validation score, got {type(value).__name__}: {value!r}."
             ) from None
         return self._checked(self._agreed(score), of)
+
+    def _score_averaged(self, evaluate: Evaluate, of: str) -> tuple[float, dict[str, torch.Tensor]]:
+        """Returns the score of the averaged weights now in the model, and the buffers they were evaluated with."""
+        self.recalibrate()
+        return self._score(evaluate, of), self.average.buffers_in_model()
 
     def _agreed(self, score: float) -> float:
         return agree(float(score), computing_device(self.model))
@@ -223,24 +256,26 @@ class Strategy(ABC):
             return self._checked(running_score, "running model")
         return None if evaluate is None else self._score(evaluate, "running model")
 
-    def _restart(self, score: float | None) -> None:
-        """Θ_A := Θ."""
-        self.average.assign()
+    def _restart(self, score: float | None, of: WeightAverage | None = None) -> None:
+        """Θ_A := Θ, or the average `of`."""
+        self.average.assign(of)
         self.members = policy.next_members(self.members, policy.HARD)
         self.score = score
         # The statistics in the model are those of the running weights.
         self._stale = False
 
-    def _lookahead(self, weight: float, evaluate: Evaluate) -> tuple[float, Callable[[], None]]:
-        """Returns the score of the average with the running weights, and a function that accepts that average."""
-        with self.average.lookahead(weight):
-            self.recalibrate()
-            score = self._score(evaluate, "look-ahead" if self.name == "aswa" else f"{self.name} weights")
-            # The statistics that the look-ahead was evaluated with, before the running model's are restored.
-            buffers = self.average.buffers_in_model()
+    def _lookahead(
+        self, weight: float, evaluate: Evaluate, of: WeightAverage | None = None, *, called: str | None = None
+    ) -> tuple[float, Callable[[], None]]:
+        """Returns the score of the average with the running weights, and a function that accepts that average.
+
+        Another average `of` the model may take the place of the running weights.
+        """
+        with self.average.lookahead(weight, of):
+            score, buffers = self._score_averaged(evaluate, called or f"{self.name} weights")
 
         def accept() -> None:
-            self.average.blend(weight)
+            self.average.blend(weight, of)
             self.average.copy_buffers(buffers)
             self.members = policy.next_members(self.members, policy.SOFT)
             self.score = score
@@ -281,6 +316,17 @@ class Strategy(ABC):
                 f"The {self.name} ensemble is empty: update() has taken no snapshot yet. It takes the first one at "
                 "the first decision point with a finite score."
             )
+
+
+def take_step(strategies: Iterable[Strategy]) -> None:
+    """Calls `step()` of several strategies that follow the same run."""
+    with uninterrupted():
+        take_snapshots([update for strategy in strategies for update in strategy._after_step()])
+
+
+def _saved_averages(state: Mapping[str, Any]) -> list[str]:
+    """Returns the prefixes under which a state holds averages that are not empty."""
+    return [key.removesuffix("averaged") for key in state if key.endswith("averaged") and state[key]]
 
 
 def nothing() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
 
-from aswa_hf._utils.signals import uninterrupted
 from aswa_hf._utils.warnings import warn_caller
+from aswa_hf.averaging import WeightAverage
 from aswa_hf.strategies.base import Evaluate, Outcome, Strategy, nothing
 from aswa_hf.trajectory import Decision
 
@@ -35,12 +35,13 @@ class EMA(Strategy):
         self.warmup = warmup
         self.steps = 0
 
-    def step(self) -> None:
-        """Adds the weights after an optimizer step to the average."""
-        with uninterrupted():
-            self.steps += 1
-            if self.steps % self.every == 0:
-                self._take_snapshot(1 - self._decay(self.members))
+    def _after_step(self) -> Iterable[tuple[WeightAverage, float]]:
+        self.steps += 1
+        if self.steps % self.every:
+            return ()
+        weight = 1 - self._decay(self.members) if self.members else 1.0
+        self.members, self.score, self._stale = self.members + 1, None, self.members > 0
+        return [(self.average, weight)]
 
     def _decay(self, updates: int) -> float:
         return min(self.decay, (1 + updates) / (10 + updates)) if self.warmup else self.decay

@@ -28,7 +28,7 @@ from aswa_hf.comparison import (
     why_empty,
 )
 from aswa_hf.run_folder import checkpoint_folder, write_trajectory
-from aswa_hf.strategies import Strategy
+from aswa_hf.strategies import Strategy, take_step
 from aswa_hf.trainer.files import (
     complete_checkpoints,
     move_into_checkpoint,
@@ -265,8 +265,7 @@ class ASWACallback(TrainerCallback):
     # ---- called after all other callbacks, because one of them may request an evaluation or a checkpoint ----
 
     def step_ended(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
-        for strategy in self.strategies.values():
-            strategy.step()
+        take_step(self.strategies.values())
         if control.should_evaluate:
             self._expect(args, decides=self.every == "evaluation")
         elif control.should_save:

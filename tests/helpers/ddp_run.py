@@ -61,7 +61,7 @@ def main() -> None:
         # Each rank scores for itself, and the running model's statistics stay its own.
         trainer.compute_metrics = lambda predictions: {"luck": random.Random(dist.get_rank() + next(calls)).random()}
         options = {"metric": "luck", "batchnorm": "copy"}
-    callback = with_aswa(trainer, strategies=("aswa", "swa", "ema", "best", "last"), **options)
+    callback = with_aswa(trainer, strategies=("aswa", "dense-aswa", "swa", "ema", "best", "last"), **options)
     seen = recorded_queries(trainer) if kind == "kvsall" else []
     trainer.train(resume_from_checkpoint=resume or None)
 

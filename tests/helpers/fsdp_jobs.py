@@ -35,6 +35,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_modul
 
 from aswa_hf import ASWA, checkpoint
 from aswa_hf.checkpoint import load_state, save_state
+from aswa_hf.strategies import take_step
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, None: None}
 
@@ -97,7 +98,7 @@ def train(folder: Path) -> dict[str, Any]:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            of["ema"].step()
+            take_step(of.values())
 
         def evaluate(scores: Iterator[float]) -> float:
             model.eval()

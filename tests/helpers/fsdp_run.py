@@ -28,12 +28,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from aswa_hf import ASWA, EMA, SWA, BestCheckpoint, LastCheckpoint
+from aswa_hf import ASWA, EMA, SWA, BestCheckpoint, DenseASWA, LastCheckpoint
 from aswa_hf.strategies import Strategy
 
 POINTS = 5
-# The scores of the running model and of the look-ahead at each point: init, soft, hard, soft, reject.
-SCORES = [(0.5, 0.0), (0.4, 0.6), (0.9, 0.1), (0.2, 0.95), (0.3, 0.3)]
+# The scores of the running model and of the look-ahead at each point: init, soft, hard, soft, reject. Dense ASWA, with
+# its snapshot before its look-ahead: init, soft, hard, hard, reject.
+SCORES = [(0.5, 0.0), (0.4, 0.6, 0.7), (0.9, 0.1, 0.2), (0.2, 0.95, 0.5), (0.3, 0.3, 0.3)]
 SECONDS = 240  # that a rank may take
 TOKENS = torch.arange(10).reshape(10, 1) % 5
 
@@ -100,6 +101,7 @@ def snapshot(point: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor
 def strategies(model: nn.Module, **options: Any) -> dict[str, Strategy]:
     return {
         "aswa": ASWA(model, **options),
+        "dense-aswa": DenseASWA(model, **options),
         "swa": SWA(model, start=1, **options),
         "ema": EMA(model, decay=0.75, **options),
         "best": BestCheckpoint(model),

@@ -36,7 +36,7 @@ def train(kind: str, folder: Path, save_strategy: str, kill_after: int, resume: 
     # own evaluation at that end draws random numbers which a resumed run does not draw, so it is off there.
     evaluation = "epoch" if save_strategy == "epoch" else "no"
     trainer = make_trainer(kind, folder, save_strategy=save_strategy, save_steps=6, eval_strategy=evaluation)
-    callback = with_aswa(trainer, strategies=("aswa", "swa", "ema", "best", "last"))
+    callback = with_aswa(trainer, strategies=("aswa", "dense-aswa", "swa", "ema", "best", "last"))
     if kill_after and not resume:
         trainer.add_callback(Kill(kill_after))
     trainer.train(resume_from_checkpoint=resume or None)

@@ -35,7 +35,7 @@ from aswa_hf._utils.sharding import is_sharded
 from aswa_hf.averaging import unwrap
 from aswa_hf.loop import checkpoints, checks
 
-STRATEGIES = ("aswa", "swa", "ema", "best", "last")
+STRATEGIES = ("aswa", "dense-aswa", "swa", "ema", "best", "last")
 
 
 class Noisy(Dataset[dict[str, Tensor]]):

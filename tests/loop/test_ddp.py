@@ -146,7 +146,7 @@ def test_link_predictors_are_trained_and_scored_on_two_processes_as_on_one(runs)
     tensors, about = both(runs[0] / "kvsall")
     kg = load_kg("countries")
     model = Keci(kg.config(dim=16, p=1, q=2))
-    for name in ("aswa", "swa", "ema", "best", "last"):
+    for name in ("aswa", "dense-aswa", "swa", "ema", "best", "last"):
         weights = {key.partition("/")[2]: t for key, t in tensors.items() if key.startswith(f"{name}/")}
         model.load_state_dict(weights)
         found = evaluate_link_prediction(model, kg, "validation")["mrr"]

@@ -28,7 +28,7 @@ from aswa_hf.loop.training import fit
 from aswa_hf.run_folder import TRAJECTORY
 from aswa_hf.trajectory import load_trajectories
 
-ALL = ("aswa", "swa", "ema", "best", "last")
+ALL = ("aswa", "dense-aswa", "swa", "ema", "best", "last")
 PLATEAU = torch.optim.lr_scheduler.ReduceLROnPlateau(torch.optim.SGD([torch.zeros(1)]))
 
 

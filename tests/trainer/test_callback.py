@@ -27,7 +27,7 @@ from aswa_hf import ASWA, SWA, ASWACallback, Decision
 from aswa_hf.checkpoint import load_state
 from aswa_hf.trajectory import load_trajectories
 
-ALL = ("aswa", "swa", "ema", "best", "last")
+ALL = ("aswa", "dense-aswa", "swa", "ema", "best", "last")
 
 
 class Snapshots(TrainerCallback):
@@ -382,7 +382,10 @@ def test_bad_arguments_are_refused_at_construction(tmp_path):
     for options, message in [
         ({"every": "step"}, "every must be"),
         ({"every": 0}, "every must be"),
-        ({"strategies": ("aswa", "sgd")}, "Unknown strategy 'sgd'. Expected one of aswa, swa, ema, best, last"),
+        (
+            {"strategies": ("aswa", "sgd")},
+            "Unknown strategy 'sgd'. Expected one of aswa, dense-aswa, swa, ema, best, last",
+        ),
         ({"apply": "swa"}, "apply='swa' is not among the strategies aswa"),
         ({"metric": {}}, "maps metric names to weights"),
     ]:

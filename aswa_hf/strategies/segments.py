@@ -1,0 +1,54 @@
+"""The mean Θ̄ of the weights after every optimizer step since the last decision point."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from aswa_hf._utils.warnings import warn_caller
+from aswa_hf.averaging import WeightAverage
+
+
+def check_count(name: str, value: int, unit: str) -> None:
+    """Raises ValueError or TypeError unless `value` is a whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number of {unit}s, got {value!r}.")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1 {unit}, got {value}.")
+
+
+class Segment:
+    """Θ̄ over every `every`-th step of the present segment; if it has no such step, the running weights.
+
+    Strategies save `average` among their parts and `steps` in their state.
+    """
+
+    def __init__(self, average: WeightAverage, every: int):
+        check_count("every", every, "optimizer step")
+        self.average = average
+        self.every = every
+        self.steps = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return self.steps < self.every
+
+    def after_step(self) -> Iterable[tuple[WeightAverage, float]]:
+        """Counts an optimizer step; returns the update of the mean that is due, if any."""
+        self.steps += 1
+        return () if self.steps % self.every else [(self.average, self.every / self.steps)]
+
+    def complete(self, strategy: str) -> None:
+        """Called at a decision point, before the mean is used."""
+        if self.steps == 0:
+            warn_caller(
+                f"{strategy}.step() was not called after optimizer steps: the running weights are the snapshot of "
+                "this decision point instead of the mean over the steps."
+            )
+        if self.is_empty:
+            self.average.assign()
+        # With batchnorm="average", each rank has averaged the buffers of its own batches.
+        self.average.share_buffers()
+
+    def restart(self) -> None:
+        """Begins the next segment."""
+        self.steps = 0
