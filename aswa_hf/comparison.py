@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
 from aswa_hf._utils.checks import check_whole_number
+from aswa_hf._utils.names import did_you_mean, parse_strategy, split_strategies
 from aswa_hf.batchnorm import default_train_batches
 from aswa_hf.strategies import ASWA, BATCHNORM_POLICIES, EMA, STRATEGIES, SWA, DenseASWA, Strategy
 from aswa_hf.trajectory import Decision
@@ -91,6 +94,7 @@ def _number(value: Any, name: str) -> float:
 
 
 Factory = Callable[[nn.Module], Strategy]
+Strategies = str | Sequence[str] | Mapping[str, Factory | Mapping[str, Any]]
 Metrics = dict[str, float]
 
 
@@ -103,19 +107,75 @@ class WholeRunSWA(SWA):
 NAMED: dict[str, type[Strategy]] = {**STRATEGIES, WholeRunSWA.name: WholeRunSWA}
 
 
-def named_factories(strategies: Sequence[str] | Mapping[str, Factory]) -> dict[str, Factory]:
-    """Returns the function or class that builds each strategy, by name."""
-    if isinstance(strategies, str):
-        strategies = tuple(strategies.split(","))
+# What a run sets for all of its strategies.
+_SET_BY_THE_RUN = {"self", "model", "greater_is_better", "train_batches", "bn_forward", "total", "total_steps"}
+_TYPES: dict[str, Any] = {"bool": bool, "int": int, "float": (int, float), "str": str, "None": type(None)}
+
+
+@dataclass
+class Named:
+    """A strategy by its name, with the options given for it; checked before training begins."""
+
+    kind: type[Strategy]
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.options:
+            return
+        known = self._known()
+        for option, value in self.options.items():
+            if option not in known:
+                hint = did_you_mean(option, known)
+                raise ValueError(
+                    f"The strategy {self.kind.name!r} has no option {option!r}. {hint}Its options: {', '.join(known)}."
+                )
+            names = [name.strip() for name in str(known[option].annotation).split("|")]
+            types = [_TYPES.get(name, object) for name in names]
+            # Only a bool is a bool, not a number too.
+            fits = any(isinstance(value, kind) and (kind is bool or not isinstance(value, bool)) for kind in types)
+            if not fits and object not in types:
+                raise TypeError(
+                    f"The option {option!r} of {self.kind.name!r} must be {' or '.join(names)}, got {value!r}."
+                )
+        # The class checks its ranges itself.
+        self.kind(nn.Linear(1, 1), **self.options)
+
+    def __call__(self, model: nn.Module, **options: Any) -> Strategy:
+        return self.kind(model, **{**options, **self.options})
+
+    def _known(self) -> dict[str, inspect.Parameter]:
+        found: dict[str, inspect.Parameter] = {}
+        for kind in self.kind.__mro__:
+            if "__init__" in vars(kind):
+                found = dict(inspect.signature(kind.__init__).parameters) | found  # type: ignore[misc]
+        named = (p for p in found.values() if p.kind is inspect.Parameter.KEYWORD_ONLY)
+        return {parameter.name: parameter for parameter in named if parameter.name not in _SET_BY_THE_RUN}
+
+
+def named_factories(strategies: Strategies) -> dict[str, Factory]:
+    """Returns what builds each strategy, by name: a `Named`, or the user's own function."""
+    factories: dict[str, Factory] = {}
     if isinstance(strategies, Mapping):
-        if wrong := [name for name, factory in strategies.items() if not callable(factory)]:
-            raise TypeError(f"strategies[{wrong[0]!r}] must be a function that builds a strategy for a model.")
-        return dict(strategies)
-    if not strategies:
-        raise ValueError(f"Pass at least one strategy of {', '.join(NAMED)}.")
-    if unknown := [name for name in strategies if name not in NAMED]:
-        raise ValueError(f"Unknown strategy {unknown[0]!r}. Expected one of {', '.join(NAMED)}.")
-    return {name: NAMED[name] for name in strategies}
+        for name, given in strategies.items():
+            if not callable(given) and not isinstance(given, Mapping):
+                raise TypeError(
+                    f"strategies[{name!r}] must be a dict of options or a function that builds a strategy for a model."
+                )
+            factories[name] = given if callable(given) else _named(name, given)
+    else:
+        for text in split_strategies(strategies) if isinstance(strategies, str) else strategies:
+            name, options = parse_strategy(text)
+            factories[name] = _named(name, options)
+        if not factories:
+            raise ValueError(f"Pass at least one strategy of {', '.join(NAMED)}.")
+    return factories
+
+
+def _named(name: str, options: Mapping[str, Any]) -> Named:
+    if name not in NAMED:
+        hint = did_you_mean(name, NAMED)
+        raise ValueError(f"Unknown strategy {name!r}. {hint}Expected one of {', '.join(NAMED)}.")
+    return Named(NAMED[name], dict(options))
 
 
 def check_options(
@@ -160,8 +220,9 @@ def build_strategies(
     }
     strategies = {}
     for name, factory in factories.items():
-        if isinstance(factory, type):
-            strategy = factory(model, **options, **by_kind.get(factory, {}))
+        named = Named(factory) if isinstance(factory, type) and issubclass(factory, Strategy) else factory
+        if isinstance(named, Named):
+            strategy = named(model, **options, **by_kind.get(named.kind, {}))
         else:
             with default_train_batches(model, options.get("train_batches"), options.get("bn_forward")):
                 strategy = factory(model)

@@ -21,7 +21,7 @@ from transformers import TrainerCallback, TrainingArguments, set_seed
 
 from aswa_hf._utils.distributed import wait_for_all
 from aswa_hf._utils.files import read_object
-from aswa_hf.comparison import named_factories
+from aswa_hf.comparison import Named, named_factories
 from aswa_hf.experiments.progress import results_table, steps_shown
 from aswa_hf.experiments.running import (
     SPLITS,
@@ -98,11 +98,11 @@ def _train(run: ImageRun, folder: Path, resume: bool, callbacks: Sequence[Traine
     args = image_arguments(folder, recipe, precision=run.precision, save_total_limit=run.keep, **options)
     data = {"train_dataset": images["train"], "eval_dataset": images["validation"]}
     trainer = ImageTrainer(model, args, recipe, callbacks=list(callbacks), **data)
-    if "swa" in factories:
+    if factories.get("swa") == Named(SWA):
         # The epoch at which the learning rate has reached SWA's.
-        factories["swa"] = lambda model: SWA(model, start=recipe.swa_start - 1, bn_batches=run.bn_batches)
+        factories["swa"] = Named(SWA, {"start": recipe.swa_start - 1})
     callback = ASWACallback(
-        trainer, metric=run.metric, strategies=factories, apply=run.strategies[0], bn_batches=run.bn_batches
+        trainer, metric=run.metric, strategies=factories, apply=run.strategy_names[0], bn_batches=run.bn_batches
     )
     if run.fge:
         trainer.add_callback(SaveWeights(fge_folder / START, recipe.fge_epoch))
@@ -120,7 +120,7 @@ def _train(run: ImageRun, folder: Path, resume: bool, callbacks: Sequence[Traine
         fge_args = image_arguments(fge_folder, recipe, save_total_limit=1, **options)
         results["fge"] = _fge(model, fge_args, recipe, images, console)
         seconds["fge"] = time.perf_counter() - start
-        callback.strategies[run.strategies[0]].apply()
+        callback.strategies[run.strategy_names[0]].apply()
     about = {"recipe": run.recipe, "images": sizes, "bn_batches": run.bn_batches, "example": example}
     content = write_results(folder, callback, results, seconds, **run.describe(folder), **about)
     console.print(results_table(results, {"accuracy": ""}, "Accuracy (%)"))

@@ -67,7 +67,7 @@ def _train(run: KGERun, folder: Path, resume: bool, callbacks: Sequence[TrainerC
         save_total_limit=run.keep,
     )
     trainer = KGETrainer(model, args, kg, scheme=run.scheme, callbacks=list(callbacks))
-    callback = ASWACallback(trainer, metric=run.metric, strategies=run.strategies, apply=run.strategies[0])
+    callback = ASWACallback(trainer, metric=run.metric, strategies=run.strategies, apply=run.strategy_names[0])
     keep_settings(run, sizes, args, checkpoint)
     results, seconds = train_and_evaluate(
         trainer, callback, checkpoint, lambda split: evaluate_link_prediction(model, kg, split), console

@@ -7,7 +7,6 @@ and the grid of `aswa-hf reproduce`. Nothing heavy is imported: the command line
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import math
 import shlex
@@ -17,6 +16,9 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
+from aswa_hf._utils.names import did_you_mean, parse_strategy, split_strategies, strategy_text
+
+STRATEGIES = ("aswa", "dense-aswa", "swa", "ema", "best", "last", "swa-all")
 DEFAULT_STRATEGIES = ("aswa", "swa", "ema", "best", "last")
 SCORERS = ("distmult", "complex", "qmult", "keci", "rescal", "tucker")
 SCHEMES = ("kvsall", "1vsall", "negative_sampling")
@@ -73,18 +75,32 @@ class Setting:
         return value
 
     def _check_names(self, value: Any) -> tuple[str, ...]:
-        names = value.split(",") if isinstance(value, str) else value
-        if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        texts = split_strategies(value) if isinstance(value, str) else value
+        if isinstance(value, Mapping) and all(isinstance(options, Mapping) for options in value.values()):
+            texts = [strategy_text(name, options) for name, options in value.items()]
+        if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
             raise SettingError(self.name, f"must be a list of names from {', '.join(self.choices)}, got {value!r}.")
-        names = tuple(name.strip() for name in names if name.strip())
-        if not names:
+        found: dict[str, str] = {}
+        for text in (text.strip() for text in texts if text.strip()):
+            try:
+                name, options = parse_strategy(text)
+                if name not in self.choices:
+                    raise SettingError(self.name, unknown(name, self.choices))
+                if name in found:
+                    raise SettingError(self.name, f"contains {name!r} twice.")
+                if options:
+                    # Only here: it takes seconds to import, and names alone do not need it.
+                    from aswa_hf.comparison import named_factories
+
+                    named_factories({name: options})
+            except SettingError:
+                raise
+            except (TypeError, ValueError) as error:
+                raise SettingError(self.name, f"has the invalid value {text!r}: {error}") from None
+            found[name] = strategy_text(name, options)
+        if not found:
             raise SettingError(self.name, f"must name at least one of {', '.join(self.choices)}, got {value!r}.")
-        for place, name in enumerate(names):
-            if name in names[:place]:
-                raise SettingError(self.name, f"contains {name!r} twice.")
-            if name not in self.choices:
-                raise SettingError(self.name, unknown(name, self.choices))
-        return names
+        return tuple(found.values())
 
     def _expected(self) -> str:
         kinds = {int: "a whole number", float: "a number", str: "text", bool: "True or False"}
@@ -100,9 +116,7 @@ class Setting:
 
 def unknown(name: Any, known: Sequence[str]) -> str:
     """The problem with an unknown name, with the nearest known one."""
-    nearest = difflib.get_close_matches(str(name), known, n=1)
-    hint = f"Did you mean {nearest[0]!r}? " if nearest else ""
-    return f"has the unknown value {name!r}. {hint}Expected one of {', '.join(known)}."
+    return f"has the unknown value {name!r}. {did_you_mean(name, known)}Expected one of {', '.join(known)}."
 
 
 def setting(help: str, default: Any = dataclasses.MISSING, **limits: Any) -> Any:
@@ -121,9 +135,9 @@ class TrainingRun:
     dataset: str = setting("The data to train on.")
     model: str = setting("The model to train.")
     strategies: tuple[str, ...] = setting(
-        "Strategies to compare; the weights of the first are saved.",
+        "Strategies to compare, also with options, ema(decay=0.9995); the weights of the first are saved.",
         DEFAULT_STRATEGIES,
-        choices=(*DEFAULT_STRATEGIES, "swa-all"),
+        choices=STRATEGIES,
     )
     seed: int = setting("Seed for the weights and the batches.", 0, least=0)
     keep: int = setting("Number of checkpoints to keep; one is written per tenth of the run.", 1, least=1, fixed=False)
@@ -159,6 +173,11 @@ class TrainingRun:
         """The name of the dataset; for a folder, the last part of its path."""
         path = Path(self.dataset).expanduser()
         return path.resolve().name if path.is_dir() or path.is_absolute() else self.dataset
+
+    @property
+    def strategy_names(self) -> list[str]:
+        """The names of the strategies, without their options."""
+        return [parse_strategy(text)[0] for text in self.strategies]
 
     @property
     def name(self) -> str:

@@ -12,7 +12,7 @@ fit(accelerator, model, optimizer, train_loader, evaluate, epochs=10, checkpoint
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +28,9 @@ from aswa_hf._utils.distributed import broadcast_from_rank_0
 from aswa_hf._utils.random_state import preserved_rng, rewound
 from aswa_hf.averaging import persistent_buffers, unwrap
 from aswa_hf.comparison import (
-    Factory,
     Metric,
     Score,
+    Strategies,
     build_strategies,
     check_options,
     decide,
@@ -81,7 +81,7 @@ def fit(
     scheduler: Any = None,
     loss: Callable[[nn.Module, Any], Tensor] = loss_of,
     max_grad_norm: float | None = None,
-    strategies: Sequence[str] | Mapping[str, Factory] = ("aswa",),
+    strategies: Strategies = ("aswa",),
     apply: str | None = "aswa",
     metric: Metric | None = None,
     greater_is_better: bool | None = None,

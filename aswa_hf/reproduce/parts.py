@@ -45,7 +45,7 @@ def measure(table: str, run: GridRun, source: str, output_dir: Path) -> None:
     with printed_to(folder / CONSOLE):
         kg = _graph(source)
         predictor = LinkPredictor.from_pretrained(folder, kg=kg)
-        weights = each_strategy(predictor.model, folder, run.settings.strategies)
+        weights = each_strategy(predictor.model, folder, run.settings.strategy_names)
         found = {strategy: evaluate(predictor, source) for strategy in weights}
     about = {"dataset": kg.name, "model": run.model, "seed": run.seed, "epochs": run.epochs}
     content = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,9 +16,9 @@ from aswa_hf._utils.sharding import is_sharded
 from aswa_hf.averaging import persistent_buffers
 from aswa_hf.checkpoint import load_state, save_state
 from aswa_hf.comparison import (
-    Factory,
     Metric,
     Score,
+    Strategies,
     build_strategies,
     check_options,
     decide,
@@ -67,9 +66,10 @@ class ASWACallback(TrainerCallback):
         metric: the score that decides: a metric's name, a dict of weights over metrics, or a function of the metrics
             dictionary (whose keys begin with `eval_`). By default `metric_for_best_model`, then the evaluation loss.
             With several evaluation datasets it names one: "<dataset>_accuracy".
-        strategies: what to keep beside the running model: names ("aswa", "swa", "ema", "best", "last") or a mapping
-            from your own names to functions that build a strategy for a model. By name, SWA averages the last
-            quarter of the run, and EMA has a decay of 0.999 that warms up.
+        strategies: what to keep beside the running model: names ("aswa", "dense-aswa", "swa", "ema", "best", "last"),
+            a mapping from names to options ({"ema": {"decay": 0.9995}, "aswa": {}}), or from your own names to
+            functions that build a strategy for a model. By name, SWA averages the last quarter of the run, and EMA
+            has a decay of 0.999 that warms up.
         apply: the strategy whose weights are in the model after training; None leaves the running weights.
         every: when to decide: "epoch", "evaluation" (whenever the Trainer evaluates), or a number of epochs. The
             incomplete epoch at the end of a run is not a decision point.
@@ -93,7 +93,7 @@ class ASWACallback(TrainerCallback):
         self,
         trainer: Trainer | None = None,
         metric: Metric | None = None,
-        strategies: Sequence[str] | Mapping[str, Factory] | None = None,
+        strategies: Strategies | None = None,
         apply: str | None = "aswa",
         *,
         every: Literal["epoch", "evaluation"] | int = "epoch",

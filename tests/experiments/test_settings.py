@@ -14,7 +14,7 @@ from typer.main import get_command
 import aswa_hf.experiments.image
 import aswa_hf.experiments.kge
 from aswa_hf.cli import app
-from aswa_hf.comparison import NAMED
+from aswa_hf.comparison import NAMED, named_factories
 from aswa_hf.experiments.settings import (
     DEFAULT_STRATEGIES,
     PRECISIONS,
@@ -198,7 +198,7 @@ def test_settings_of_earlier_versions_are_read():
     )
 
 
-STRATEGY_NAMES = "aswa, swa, ema, best, last, swa-all"
+STRATEGY_NAMES = ", ".join(NAMED)
 
 
 @pytest.mark.parametrize(
@@ -262,10 +262,47 @@ def test_strategies_are_given_as_text_or_as_names():
         assert KGERun(dataset="countries", strategies=strategies).strategies == ("aswa", "last")
 
 
+def test_strategies_have_options_in_python_in_settings_and_on_the_command_line():
+    options = {"ema": {"decay": 0.9995, "warmup": False}, "dense-aswa": {}, "swa": {"start": 0.5}}
+    texts = ("ema(decay=0.9995,warmup=False)", "dense-aswa", "swa(start=0.5)")
+    for given in (options, texts, "ema( decay=0.9995, warmup=false ), dense-aswa(), swa(start=0.5)"):
+        run = KGERun(dataset="countries", strategies=given)
+        assert run.strategies == texts
+        assert run.strategy_names == ["ema", "dense-aswa", "swa"]
+    assert KGERun.from_settings(run.to_settings({}, 1)) == run
+    assert "--strategies 'ema(decay=0.9995,warmup=False),dense-aswa,swa(start=0.5)'" in run.command("out")
+    factories = named_factories(run.strategies)
+    assert {name: factory.options for name, factory in factories.items()} == options
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ("ema(dekay=0.9)", "The strategy 'ema' has no option 'dekay'. Did you mean 'decay'? Its options: "),
+        ("ema(decay=1.5)", "decay must be in [0, 1), got 1.5."),
+        ("ema(decay=fast)", "The option 'decay' of 'ema' must be float, got 'fast'."),
+        ("ema(every=0)", "every must be at least 1 optimizer step, got 0."),
+        ("swa(start=-1)", "start must be an epoch (0, 1, 2, …) or a fraction of the run in [0, 1), got -1."),
+        ("aswa(greater_is_better=False)", "The strategy 'aswa' has no option 'greater_is_better'. "),
+        ("dense-aswa(score_snapshot=2)", "The option 'score_snapshot' of 'dense-aswa' must be bool, got 2."),
+        ("ema(0.9)", "'ema(0.9)': expected options as name=value, each once, got '0.9'."),
+        ("ema(decay=0.9", "'ema(decay=0.9' is not a strategy. "),
+    ],
+)
+def test_a_bad_option_of_a_strategy_is_one_line(given, problem):
+    with pytest.raises(SettingError) as caught:
+        KGERun(dataset="any", strategies=(given, "last"))
+    assert str(caught.value).startswith(f"strategies has the invalid value {given!r}: {problem}")
+    assert "\n" not in str(caught.value)
+    with pytest.raises((TypeError, ValueError)) as caught:
+        named_factories([given])
+    assert str(caught.value).startswith(problem)
+
+
 def test_the_names_are_those_of_the_models_schemes_strategies_and_precisions():
     assert set(SCORERS) == set(MODELS)
     assert SCHEMES == TRAINING_SCHEMES
-    assert tuple(STRATEGIES) == DEFAULT_STRATEGIES
+    assert set(DEFAULT_STRATEGIES) < set(STRATEGIES)
     for kind in KINDS.values():
         (choices,) = [one.choices for one in kind.settings() if one.name == "strategies"]
         assert choices == tuple(NAMED)

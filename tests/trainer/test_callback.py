@@ -386,6 +386,8 @@ def test_bad_arguments_are_refused_at_construction(tmp_path):
             {"strategies": ("aswa", "sgd")},
             "Unknown strategy 'sgd'. Expected one of aswa, dense-aswa, swa, ema, best, last",
         ),
+        ({"strategies": {"ema": {"dekay": 0.5}}}, "'ema' has no option 'dekay'. Did you mean 'decay'?"),
+        ({"strategies": "aswa,ema(decay=1)"}, "decay must be in"),
         ({"apply": "swa"}, "apply='swa' is not among the strategies aswa"),
         ({"metric": {}}, "maps metric names to weights"),
     ]:
@@ -415,3 +417,14 @@ def test_bf16_autocast_and_torch_compile(tmp_path):
     callback = with_aswa(trainer := make_trainer("text", tmp_path / "compiled", num_train_epochs=2, **options))
     trainer.train()
     assert not any("_orig_mod" in name for name in callback.strategies["aswa"].average.averaged)
+
+
+def test_strategies_are_built_with_the_options_given_by_name(tmp_path):
+    trainer = make_trainer("conv", tmp_path, num_train_epochs=2)
+    chosen = {"dense-aswa": {"every": 2}, "ema": {"decay": 0.5}, "swa": {"start": 1}}
+    callback = with_aswa(trainer, strategies=chosen, apply="dense-aswa")
+    trainer.train()
+    built = callback.strategies
+    assert built["dense-aswa"].segment.every == 2
+    assert (built["ema"].decay, built["ema"].warmup) == (0.5, True)
+    assert (built["swa"].start, built["swa"].members) == (1, 1)
