@@ -32,6 +32,9 @@ def push(
         Path | None,
         typer.Option(metavar="PATH", help="Write the exact files to this folder instead of pushing them."),
     ] = None,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Stop if the Hub does not answer a request for so long.")
+    ] = 20.0,
 ) -> None:
     """Push a trained model to the Hub in one commit, with a card that describes how its weights were chosen.
 
@@ -44,5 +47,7 @@ def push(
         files = sorted(file.name for file in folder.iterdir())
         typer.echo(f"Written to {folder}, nothing pushed: {', '.join(files)}")
         return
-    url = push_to_hub(run_dir, repo, private=private, tag=tag, running=running, license=license_, notes=notes)
+    url = push_to_hub(
+        run_dir, repo, private=private, tag=tag, running=running, timeout=timeout, license=license_, notes=notes
+    )
     typer.echo(f"Pushed to {url}")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelInfo, get_token
+from huggingface_hub.utils.sha import git_hash, sha_fileobj
 
 from aswa_hf._utils.files import write_text
 from aswa_hf.hub.repository import (
@@ -21,10 +23,14 @@ from aswa_hf.hub.repository import (
     save_run,
     write_repository,
 )
+from aswa_hf.hub.requests import TIMEOUT, HubError, Step, bounded_requests, is_passing, status_of
 from aswa_hf.run_folder import ADAPTER_CONFIG, CARD
 from aswa_hf.strategies import Strategy
 
-RUNNING_BRANCH = "running"
+MAIN_BRANCH, RUNNING_BRANCH = "main", "running"
+# Files of an earlier push, removed unless this one has them: weights with other names, which a loader might load
+# instead of the new ones, and the arguments that the Trainer pickles.
+REPLACED = (*WEIGHT_FILES, ADAPTER_CONFIG, "training_args.bin")
 RUNNING_CARD = """\
 ---
 tags:
@@ -38,10 +44,6 @@ are on the branch `main`.
 """
 
 
-class HubError(OSError):
-    """Raised if a push fails; says at which step and why, and that the push can be repeated."""
-
-
 def push_to_hub(
     run_or_model: Any,
     repo_id: str,
@@ -53,6 +55,7 @@ def push_to_hub(
     running: bool = False,
     commit_message: str = "Add ASWA checkpoint",
     endpoint: str | None = None,
+    timeout: float = TIMEOUT,
     strategies: Strategy | Mapping[str, Strategy] | None = None,
     metric: str = "score",
     processor: Any = None,
@@ -64,8 +67,9 @@ def push_to_hub(
     A model needs its `strategies`, the first of them applied to it, and the name of the `metric` that decided;
     `processor` and `about` are those of `save_run`.
     `private=None` leaves the visibility of a new repository to the account's settings. `tag` marks the commit,
-    `running=True` puts the running model's last weights on the branch "running". `card` is text and metadata:
-    `license=`, `notes=`, `language=`, `base_model=`, `datasets=`, `more_tags=`.
+    `running=True` puts the running model's last weights on the branch "running". A request without an answer for
+    `timeout` seconds ends the push. `card` is text and metadata: `license=`, `notes=`, `language=`, `base_model=`,
+    `datasets=`, `more_tags=`.
     """
     if not isinstance(run_or_model, (str, Path)):
         if not strategies:
@@ -82,6 +86,7 @@ def push_to_hub(
                 "tag": tag,
                 "commit_message": commit_message,
                 "endpoint": endpoint,
+                "timeout": timeout,
             }
             return push_to_hub(folder, repo_id, private=private, token=token, **options, **card)
     run = Path(run_or_model)
@@ -91,65 +96,135 @@ def push_to_hub(
     if not token:
         raise HubError("There is no token to push with. Log in with `hf auth login`, or set HF_TOKEN.")
     checkpoint = last_checkpoint(run) if running else None
-    api = HfApi(endpoint=endpoint, token=token)
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory() as temporary, bounded_requests(timeout):
         folder = write_repository(run, Path(temporary) / "repository", repo_id, **card)
-        with _step("create the repository", repo_id, token):
-            url = str(api.create_repo(repo_id, private=private, exist_ok=True))
-            if private and not api.model_info(repo_id).private:
+        branch = _Branch(HfApi(endpoint=endpoint, token=token), repo_id, revision or MAIN_BRANCH, timeout)
+        with _step("create the repository", repo_id, token) as step:
+            url = step.attempt(lambda: str(branch.api.create_repo(repo_id, private=private, exist_ok=True)))
+            if private and not step.attempt(lambda: branch.api.model_info(repo_id)).private:
                 raise ValueError("it already exists and is public: change that in its settings, or push to another")
-        with _step("upload the files and commit them", repo_id, token):
-            commit = _commit(api, repo_id, folder, revision, commit_message)
         if tag is not None:
-            with _step(f"create the tag {tag}", repo_id, token):
-                _tag(api, repo_id, tag, commit)
+            with _step(f"create the tag {tag}", repo_id, token) as step:
+                step.attempt(lambda: _check_tag(branch, tag, folder))
+        with _step("upload the files and commit them", repo_id, token) as step:
+            commit = branch.commit(folder, commit_message, step)
+        if tag is not None:
+            with _step(f"create the tag {tag}", repo_id, token) as step:
+                step.attempt(lambda: _tag(branch.api, repo_id, tag, commit))
         if checkpoint is not None:
-            with _step(f"push the running weights to the branch {RUNNING_BRANCH}", repo_id, token):
-                api.create_branch(repo_id, branch=RUNNING_BRANCH, exist_ok=True)
+            with _step(f"push the running weights to the branch {RUNNING_BRANCH}", repo_id, token) as step:
+                step.attempt(lambda: branch.api.create_branch(repo_id, branch=RUNNING_BRANCH, exist_ok=True))
                 for file in (file for pattern in WEIGHT_FILES for file in folder.glob(pattern)):
                     file.unlink()
                 for file in (file for pattern in WEIGHT_FILES for file in checkpoint.glob(pattern)):
                     shutil.copyfile(file, folder / file.name)
                 write_text(folder / CARD, RUNNING_CARD.format(name=repo_id))
-                _commit(api, repo_id, folder, RUNNING_BRANCH, "Running model's last weights")
+                running_branch = _Branch(branch.api, repo_id, RUNNING_BRANCH, timeout)
+                running_branch.commit(folder, "Running model's last weights", step)
     return url
 
 
-def _commit(api: HfApi, repo_id: str, folder: Path, revision: str | None, message: str) -> str:
-    """Commits these files to a branch, unless it already has them, and returns its last commit."""
-    head = api.model_info(repo_id, revision=revision)
-    files = {file.name: CommitOperationAdd(file.name, file) for file in sorted(folder.iterdir())}
-    # Weight files of an earlier push with other names: a loader might load them instead of the new ones.
-    old = {file.rfilename for file in head.siblings or []} - set(files)
-    stale = [
-        name for name in sorted(old) if any(fnmatch(name, pattern) for pattern in (*WEIGHT_FILES, ADAPTER_CONFIG))
-    ]
-    operations: list[CommitOperationAdd | CommitOperationDelete] = [*files.values()]
-    operations += [CommitOperationDelete(name) for name in stale if "/" not in name]
-    # Not upload_folder, which may split a folder into several commits. Unchanged files are not sent again, so the
-    # parent is fixed: no other commit may come in between, and a commit whose response was lost is not made twice.
-    return api.create_commit(
-        repo_id, operations, commit_message=message, revision=revision, parent_commit=head.sha
-    ).oid
+@dataclass(frozen=True)
+class _Branch:
+    """A branch of a repository on the Hub, which takes the files of a folder in one commit."""
+
+    api: HfApi
+    repo_id: str
+    name: str
+    timeout: float
+
+    def commit(self, folder: Path, message: str, step: Step) -> str:
+        """Commits these files, unless the branch already has them, and returns its last commit."""
+        head = step.attempt(lambda: self.api.model_info(self.repo_id, revision=self.name))
+        files = {file.name: CommitOperationAdd(file.name, file) for file in sorted(folder.iterdir())}
+        operations: list[CommitOperationAdd | CommitOperationDelete] = [*files.values()]
+        operations += [CommitOperationDelete(name) for name in _stale(head, folder)]
+
+        def send() -> str:
+            try:
+                # Not upload_folder, which may split a folder into several commits. Unchanged files are not sent again,
+                # so the parent is fixed: no other commit may come in between.
+                return self.api.create_commit(
+                    self.repo_id,
+                    operations,
+                    commit_message=message,
+                    revision=self.name,
+                    parent_commit=head.sha,
+                ).oid
+            except Exception as error:
+                # A refusal is certain. After all other errors the commit may exist, and only its answer was lost.
+                refused = 400 <= (status_of(error) or 500) < 500 and status_of(error) != 412
+                if not refused or is_passing(error):
+                    with suppress(Exception):
+                        if made := self.commit_with(folder, self.timeout / 4):
+                            return made
+                if status_of(error) == 412:
+                    raise ValueError(
+                        f"somebody else has committed to {self.name} since this push began, and nothing was added: "
+                        f"look at the new commit, then push again. The Hub: {step.reason(error)}"
+                    ) from None
+                raise
+
+        return step.attempt(send)
+
+    def commit_with(self, folder: Path, timeout: float | None = None) -> str | None:
+        """Returns the last commit if it has exactly the content of these files, else None."""
+        head = self.api.model_info(self.repo_id, revision=self.name, files_metadata=True, timeout=timeout)
+        found = {file.rfilename: file for file in head.siblings or []}
+        for path in folder.iterdir():
+            file = found.get(path.name)
+            if file is None or (file.lfs.sha256 != _sha256(path) if file.lfs else file.blob_id != _git_hash(path)):
+                return None
+        return None if _stale(head, folder) else head.sha
+
+
+def _stale(head: ModelInfo, folder: Path) -> list[str]:
+    """Returns the files of an earlier push that must not stay beside those of this one."""
+    old = {file.rfilename for file in head.siblings or []} - {file.name for file in folder.iterdir()}
+    return [name for name in sorted(old) if "/" not in name and any(fnmatch(name, pattern) for pattern in REPLACED)]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return sha_fileobj(file).hex()
+
+
+def _git_hash(path: Path) -> str:
+    return git_hash(path.read_bytes())
+
+
+def _check_tag(branch: _Branch, tag: str, folder: Path) -> None:
+    """Raises ValueError, before the branch changes, if the tag exists and this push would have to move it."""
+    marked = _tags(branch.api, branch.repo_id).get(tag)
+    if marked is not None and marked != branch.commit_with(folder):
+        raise ValueError(
+            f"it already marks another commit, {marked[:8]}: choose a new name. {branch.name} has not changed"
+        )
 
 
 def _tag(api: HfApi, repo_id: str, tag: str, commit: str) -> None:
-    if tag in {ref.name for ref in api.list_repo_refs(repo_id).tags}:
-        marked = api.model_info(repo_id, revision=tag).sha
-        if marked != commit:
-            raise ValueError(f"it already marks another commit, {str(marked)[:8]}: choose a new name")
-        return
-    api.create_tag(repo_id, tag=tag, revision=commit)
+    marked = _tags(api, repo_id).get(tag)
+    if marked is None:
+        api.create_tag(repo_id, tag=tag, revision=commit)
+        marked = _tags(api, repo_id).get(tag)
+    if marked is None:
+        raise ValueError("the Hub reports success, but there is no such tag")
+    if marked != commit:
+        raise ValueError(f"it already marks another commit, {marked[:8]}: choose a new name")
+
+
+def _tags(api: HfApi, repo_id: str) -> dict[str, str]:
+    return {ref.name: ref.target_commit for ref in api.list_repo_refs(repo_id).tags}
 
 
 @contextmanager
-def _step(what: str, repo_id: str, token: str) -> Iterator[None]:
+def _step(what: str, repo_id: str, token: str) -> Iterator[Step]:
     """Turns an error of the Hub or the network into one line that names the step and never the token."""
+    step = Step(what, token)
     try:
-        yield
+        yield step
     except Exception as error:  # HTTP errors have no base class common to all library versions
-        reason = " ".join(str(error).split()).replace(token, "***") or type(error).__name__
         raise HubError(
-            f"Pushing to {repo_id} failed at the step: {what} ({reason}). Nothing on this machine has changed; fix "
-            "the cause and push again."
+            f"Pushing to {repo_id} failed at the step: {what} ({step.reason(error)}). Nothing on "
+            "this machine has changed; fix the cause and push again."
         ) from None

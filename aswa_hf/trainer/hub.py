@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import get_token
+from huggingface_hub import HfApi, get_token
 from transformers import Trainer, TrainingArguments
 from transformers.modelcard import TASK_MAPPING
 from transformers.trainer import TRAINING_ARGS_NAME
@@ -21,6 +21,7 @@ from aswa_hf.checkpoint import library_versions
 from aswa_hf.comparison import Metrics, Score
 from aswa_hf.hub import HubError, push_to_hub
 from aswa_hf.hub.repository import check_repo_id, describe_strategy, write_card
+from aswa_hf.hub.requests import TIMEOUT, Step, bounded_requests
 from aswa_hf.run_folder import PICTURE
 from aswa_hf.strategies import Strategy
 from aswa_hf.trajectory import encode_number
@@ -251,10 +252,29 @@ class _CardWriter:
             datasets=_listed(dataset_tags) or _listed(dataset),
             more_tags=_listed(tags),
         )
+        _remove_pushed_arguments(self.trainer)
 
 
 def _listed(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else list(value or [])
+
+
+def _remove_pushed_arguments(trainer: Trainer) -> None:
+    """Deletes the pickle that pushes of checkpoints left in the repository: the last push only adds files."""
+    args, repo_id = trainer.args, trainer.hub_model_id
+    if not args.push_to_hub:
+        return
+    trainer._finish_current_push()
+    step = Step(f"remove {TRAINING_ARGS_NAME}", args.hub_token or get_token() or "")
+    api = HfApi(token=args.hub_token)
+    try:
+        with bounded_requests(TIMEOUT):
+            head = step.attempt(lambda: api.model_info(repo_id, revision=args.hub_revision))
+            if TRAINING_ARGS_NAME in {file.rfilename for file in head.siblings or []}:
+                message = f"Remove {TRAINING_ARGS_NAME}, a pickle"
+                api.delete_file(TRAINING_ARGS_NAME, repo_id, revision=args.hub_revision, commit_message=message)
+    except Exception as error:  # HTTP errors have no base class common to all library versions
+        logger.warning(f"{TRAINING_ARGS_NAME}, a pickle, stays in the repository {repo_id}: {step.reason(error)}")
 
 
 def _remove_unshipped_files(folder: Path) -> None:

@@ -40,10 +40,10 @@ def image_run(folder: Path) -> Path:
 
 
 @contextmanager
-def hub_in_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+def hub_in_process(monkeypatch: pytest.MonkeyPatch, *, lfs: bool = False) -> Iterator[HubServer]:
     """A Hub for the clients of this process, logged in by a token in the environment."""
     # Clients in this process keep Xet switched on, which this Hub answers by taking all files in the commit itself.
-    with HubServer(token=TOKEN, lfs=False) as server:
+    with HubServer(token=TOKEN, lfs=lfs) as server:
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.endpoint)
         monkeypatch.setattr("transformers.utils.hub._hf_api", None)

@@ -19,6 +19,8 @@ Faults happen to the next `times` requests (`math.inf`: to all) of a step, or wh
     hub.fail("commit", 504, when="after")       # an error is told although the commit was recorded
     hub.cut("commit", when="after")             # recorded, then the connection is closed without an answer
     hub.cut("lfs-download", when="during")      # closed in the middle of the answer; when="before": nothing was done
+    hub.stall("commit", when="after")           # recorded, then silence; when="during": in the middle of the answer
+    hub.garble("info", "<html>", when="before") # answered with status 200 and this text
     hub.delay("config.json", seconds=2, method="GET")
     hub.faults.clear()                          # what has not happened yet
 
@@ -37,13 +39,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from hub_api import BAD_TOKEN, ROUTES, STEPS, STORAGE, Call, HubApi, error_answer
+from hub_api import BAD_TOKEN, ROUTES, STEPS, STORAGE, Answer, Call, HubApi, error_answer
 from hub_store import HubError
 
 
@@ -66,6 +68,7 @@ class Fault:
     status: int = 0
     message: str = ""
     seconds: float = 0.0
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 class HubServer(HubApi):
@@ -138,15 +141,26 @@ class HubServer(HubApi):
         when: str = "before",
         method: str | None = None,
         message: str | None = None,
+        **headers: str,
     ) -> None:
         """Answers with an error, before or after the request has had its effect."""
         usual = {401: BAD_TOKEN, 403: "Forbidden: you must use a write token to upload to a repository."}
         message = message or usual.get(status, "Internal Error - We're working hard to fix this as soon as possible!")
-        self._arm(Fault("fail", what, method, times, when, status, message), "before", "after")
+        self._arm(Fault("fail", what, method, times, when, status, message, headers=headers), "before", "after")
 
     def cut(self, what: str, when: str = "after", times: float = 1, *, method: str | None = None) -> None:
         """Closes the connection: before the request has an effect, after it, or during the answer."""
         self._arm(Fault("cut", what, method, times, when), "before", "during", "after")
+
+    def stall(self, what: str, when: str = "before", times: float = 1, *, method: str | None = None) -> None:
+        """Keeps the connection open and sends nothing more."""
+        self._arm(Fault("stall", what, method, times, when), "before", "during", "after")
+
+    def garble(
+        self, what: str, text: str, when: str = "before", times: float = 1, *, method: str | None = None
+    ) -> None:
+        """Answers with success and this text, before or after the request has had its effect."""
+        self._arm(Fault("garble", what, method, times, when, 200, text), "before", "after")
 
     def delay(self, what: str, seconds: float, times: float = 1, *, method: str | None = None) -> None:
         """Waits before it takes up a request."""
@@ -204,8 +218,8 @@ class Connection(BaseHTTPRequestHandler):
         authorization = self.headers.get("Authorization")
         seconds, fault = hub.take_faults(step, self.command, unquote(url.path))
         hub.wait(seconds)
-        cut = fault.when if fault and fault.kind == "cut" else None
-        fail = fault if fault and fault.kind == "fail" else None
+        cut = fault.when if fault and fault.kind in ("cut", "stall") else None
+        fail = fault if fault and fault.kind in ("fail", "garble") else None
 
         def note(status: int | None) -> None:
             hub.log.append(Request(self.command, self.path, step, authorization is not None, status))
@@ -215,25 +229,25 @@ class Connection(BaseHTTPRequestHandler):
         )  # also before a cut: what is left unread would make the client's error a matter of luck
         if cut == "before":
             note(None)
-            self.hang_up()
+            self.hang_up(fault)
             return
         try:
             if fail and fail.when == "before":
-                raise HubError(fail.status, fail.message)
+                raise HubError(fail.status, fail.message, **fail.headers)
             user = hub.user_of(authorization) if authorization and not self.server.large else None
             if step == "unknown":
                 raise HubError(404, f"{self.command} {url.path} is not spoken here", "RepoNotFound")
             answer = hub.answer(Call(step, self.command, user, parts, parse_qs(url.query), self.headers, body))
             if fail:
-                raise HubError(fail.status, fail.message)
+                raise HubError(fail.status, fail.message, **fail.headers)
         except HubError as error:
-            answer = error_answer(error)
+            answer = error_answer(error) if error.status >= 400 else Answer(error.message.encode())
         except (KeyError, ValueError) as error:
             answer = error_answer(HubError(400, f"the request cannot be understood: {error!r}"))
         note(None if cut else answer.status)
         whole = self.command == "HEAD" or not answer.body  # there is no middle
         if cut == "after" or (cut and whole):
-            self.hang_up()
+            self.hang_up(fault)
             return
         self.send_response(answer.status)
         for name, value in answer.headers.items():
@@ -243,7 +257,7 @@ class Connection(BaseHTTPRequestHandler):
         if not whole:
             self.wfile.write(answer.body[: len(answer.body) // 2] if cut else answer.body)
         if cut:
-            self.hang_up()
+            self.hang_up(fault)
 
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = serve  # noqa: N815 (the names http.server calls)
 
@@ -269,8 +283,11 @@ class Connection(BaseHTTPRequestHandler):
             raise ConnectionError("the client left in the middle of its request")
         return content
 
-    def hang_up(self) -> None:
+    def hang_up(self, fault: Fault | None) -> None:
         self.close_connection = True
+        if fault and fault.kind == "stall":
+            self.wfile.flush()
+            self.server.hub.wait(600)
         with contextlib.suppress(OSError):  # the client may have been first
             self.connection.shutdown(socket.SHUT_RDWR)
 

@@ -119,6 +119,21 @@ def test_trainer_push_to_hub_gives_our_card_in_one_commit(hub, tmp_path):
     )
 
 
+@pytest.mark.parametrize("ours", [True, False], ids=["callback", "trainer"])
+def test_the_pickle_that_pushes_of_checkpoints_leave_goes_with_the_last_push(ours, hub, tmp_path):
+    options = {"hub_model_id": "user/model", "push_to_hub": True, "hub_always_push": True, "save_strategy": "epoch"}
+    trainer = make_trainer("text", tmp_path, num_train_epochs=2, **options)
+    with_aswa(trainer, metric="accuracy", push_to_hub=ours)
+    trainer.train()
+    if not ours:
+        trainer.push_to_hub()
+    repo = hub.repos["user/model"]
+    assert any("training_args.bin" in commit.files for commit in repo.commits)
+    assert_nothing_pickled(files(hub))
+    assert set(files(hub)) >= HISTORY | TEXT
+    assert trainer.state.epoch == 2
+
+
 def test_a_trainer_with_a_card_of_its_own_keeps_it(hub, tmp_path):
     class Own(Trainer):
         def create_model_card(self, **options):
@@ -307,7 +322,7 @@ def test_a_run_that_cannot_be_described_ends_with_its_ensemble_and_a_history(tmp
 
 
 def test_of_two_processes_one_pushes_and_a_failure_stops_neither(hub, tmp_path, monkeypatch):
-    hub.fail("create", 500)  # the push of the callback; the later one of the Trainer succeeds
+    hub.fail("create", 403)  # the push of the callback; the later one of the Trainer succeeds
     for name, value in hub.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")

@@ -1,0 +1,205 @@
+"""Faults of the Hub at every request of a push: it ends soon, in one line, without the token, with nothing or all."""
+
+import itertools
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from hub_client import TOKEN, hub_in_process
+from huggingface_hub import close_session, get_session, set_client_factory
+from huggingface_hub.utils import _http
+from transformers import BertConfig, BertForSequenceClassification
+
+from aswa_hf import ASWA
+from aswa_hf.hub import HubError, push_to_hub, save_run, write_repository
+from aswa_hf.hub.requests import bounded_requests
+
+TIMEOUT = 0.3
+UPLOAD = ("validate-yaml", "preupload", "lfs-batch", "lfs-upload", "lfs-verify")
+REQUESTS = ("create", "info", "refs", *UPLOAD, "commit", "tag")
+STATUSES = (400, 401, 403, 404, 408, 409, 412, 413, 429, 500, 502, 503, 504)
+TEXTS = ("", "<html>Sign in</html>", "null", "[]", "{}", '{"error": "x"}', "{" * 5000, '"' + "x" * 100_000 + '"')
+TITLES = ["initial commit", "Add ASWA checkpoint"]
+
+
+def faults():
+    """Every fault that is tried: its name, and the call that arms it."""
+    for what, status, times in itertools.product(REQUESTS, STATUSES, (1, 99)):
+        yield f"{what} {status} x{times}", "fail", (what, status, times), {"message": f"not with {TOKEN}"}
+    for what, seconds in itertools.product(("create", "info", "preupload", "commit"), ("1", "3600")):
+        yield f"{what} 429 after {seconds}", "fail", (what, 429, 99), {"Retry-After": seconds}
+    moments = ("before", "during", "after")
+    for what, kind, when, times in itertools.product(REQUESTS, ("cut", "stall"), moments, (1, 99)):
+        yield f"{what} {kind} {when} x{times}", kind, (what, when, times), {}
+    for what, text, when in itertools.product(REQUESTS, TEXTS, ("before", "after")):
+        yield f"{what} {when} garbled {text[:15]}", "garble", (what, text, when, 99), {}
+    for what, status in itertools.product(("create", "commit", "tag"), (500, 504)):
+        yield f"{what} {status} after", "fail", (what, status, 1), {"when": "after"}
+
+
+ALL = list(faults())
+SAMPLE = random.Random(13).sample(ALL, 20)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    config = BertConfig(vocab_size=8, hidden_size=4, num_hidden_layers=1, num_attention_heads=1, intermediate_size=4)
+    model = BertForSequenceClassification(config)
+    aswa = ASWA(model)
+    aswa.update(lambda: 0.5)
+    aswa.apply()
+    folder = tmp_path_factory.mktemp("runs")
+    run = save_run(model, folder / "run", aswa, metric="accuracy")
+    repository = write_repository(run, folder / "repository", "user/model")
+    shutil.copy(repository / "trajectory.png", run)  # drawn once
+    return run
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    with hub_in_process(monkeypatch, lfs=True) as server:
+        yield server
+
+
+def push(hub, run, repo="user/model", **options):
+    return push_to_hub(run, repo, endpoint=hub.endpoint, timeout=TIMEOUT, **options)
+
+
+def push_with_fault(hub, run, number, case, caplog):
+    """Pushes while one fault happens, then again without it, and checks both."""
+    name, kind, arguments, options = case
+    repo_id = f"user/model{number}"
+    caplog.clear()
+    getattr(hub, kind)(*arguments, **options)
+    began, message = time.monotonic(), ""
+    try:
+        push(hub, run, repo_id, tag="v1")
+    except HubError as error:
+        message = str(error)
+    assert time.monotonic() - began < 20 * TIMEOUT, name
+    hub.faults.clear()
+    assert TOKEN not in message + caplog.text, name
+    assert "\n" not in message, name
+    assert len(message) < 1500, name
+    # Nothing, or all of it in one commit.
+    expected = {file.name for file in run.iterdir()} | {"README.md", ".gitattributes"}
+    if repo := hub.repos.get(repo_id):
+        assert [commit.title for commit in repo.commits] in (TITLES[:1], TITLES), name
+        assert set(repo.files()) in ({".gitattributes"}, expected), name
+    assert message or repo.tags == {"v1": repo.branches["main"]}, name
+    push(hub, run, repo_id, tag="v1")
+    repo = hub.repos[repo_id]
+    assert [commit.title for commit in repo.commits] == TITLES, name
+    assert set(repo.files()) == expected, name
+    assert repo.tags == {"v1": repo.branches["main"]}, name
+
+
+def test_a_sample_of_faults_leaves_nothing_or_all(hub, run, caplog):
+    for number, case in enumerate(SAMPLE):
+        push_with_fault(hub, run, number, case, caplog)
+
+
+@pytest.mark.slow
+def test_every_fault_leaves_nothing_or_all(hub, run, caplog):
+    for number, case in enumerate(ALL):
+        push_with_fault(hub, run, number, case, caplog)
+
+
+def test_every_kind_of_fault_is_among_them():
+    assert len(ALL) >= 500
+    assert {case[1] for case in ALL} == {"fail", "cut", "stall", "garble"}
+    assert {case[2][0] for case in SAMPLE} > {"create", "info", "commit"}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_server_that_stops_answering_ends_the_push_and_is_named_while_it_is_waited_for(hub, run, caplog, when):
+    hub.stall("commit", when, 99)
+    ended = "" if when == "after" else "no answer to POST http://.*/api/models/user/model/commit/main for 0.3 s"
+    if ended:
+        with pytest.raises(HubError, match=f"failed at the step: upload the files and commit them .{ended}"):
+            push(hub, run)
+    else:
+        push(hub, run)  # the commit is there
+    assert "Waiting for the Hub to answer POST http://127.0.0.1" in caplog.text
+    assert "/api/models/user/model/commit/main (at most 0.3 s)" in caplog.text
+
+
+def test_a_stopped_server_ends_the_push(run, tmp_path):
+    code = """
+import sys; sys.path[:0] = sys.argv[1:]
+from hub_server import HubServer
+with HubServer() as hub:
+    print(hub.endpoint, flush=True)
+    sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *sys.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            endpoint = server.stdout.readline().strip()
+            server.send_signal(signal.SIGSTOP)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+                with pytest.raises(HubError, match=r"create the repository \(no answer to POST .* for 0.3 s\)"):
+                    push_to_hub(run, "user/model", endpoint=endpoint, token=TOKEN, timeout=TIMEOUT)
+        finally:
+            server.send_signal(signal.SIGCONT)
+            server.stdin.close()
+
+
+def test_passing_faults_are_waited_out_and_a_long_wait_is_refused(hub, run, monkeypatch):
+    waits = []
+    monkeypatch.setattr("time.sleep", waits.append)
+    for what in ("create", "info", "commit"):
+        hub.fail(what, 429, **{"Retry-After": "5"})
+        hub.fail(what, 503)
+        hub.cut(what, when="before")
+    push(hub, run)
+    assert waits == [5, 2, 4] * 3
+    assert [commit.title for commit in hub.repos["user/model"].commits] == TITLES
+    hub.fail("preupload", 429, **{"Retry-After": "3600"})
+    waits.clear()
+    with pytest.raises(HubError, match="the server asks to wait for 3600 s: push again after that"):
+        push(hub, run)
+    assert waits == []
+
+
+def test_the_words_of_the_storage_are_shown_and_its_signed_address_is_not(hub, run):
+    hub.fail("lfs-upload", 403, 99, message="<Error><Code>EntityTooLarge</Code></Error>")
+    with pytest.raises(HubError, match=r"Error while uploading '.*EntityTooLarge") as caught:
+        push(hub, run)
+    assert "signature=" not in str(caught.value)
+
+
+def test_a_clients_own_timeouts_and_hooks_stay(hub, run):
+    seen = []
+
+    def own_client():
+        client = _http.default_client_factory()
+        client.timeout = 77
+        client.event_hooks = {"request": [*client.event_hooks["request"], seen.append], "response": []}
+        return client
+
+    set_client_factory(own_client)
+    try:
+        with bounded_requests(TIMEOUT):
+            push(hub, run)
+            close_session()  # as the library does after some errors
+            get_session().get(f"{hub.endpoint}/api/models/user/model")
+        timeouts = {request.url.path: request.extensions["timeout"]["read"] for request in seen}
+        assert timeouts["/api/models/user/model/commit/main"] == 77
+        assert timeouts["/api/models/user/model/revision/main"] == TIMEOUT  # the library asks for none here
+        assert get_session().event_hooks["request"][1:] == [seen.append]
+        assert _http._GLOBAL_CLIENT_FACTORY is own_client
+    finally:
+        set_client_factory(_http.default_client_factory)
+
+
+def test_a_timeout_is_a_time(run):
+    with pytest.raises(ValueError, match="timeout must be above 0 seconds, got 0"):
+        push_to_hub(run, "user/model", token=TOKEN, timeout=0)
