@@ -31,6 +31,7 @@ MAIN_BRANCH, RUNNING_BRANCH = "main", "running"
 # Files of an earlier push, removed unless this one has them: weights with other names, which a loader might load
 # instead of the new ones, and the arguments that the Trainer pickles.
 REPLACED = (*WEIGHT_FILES, ADAPTER_CONFIG, "training_args.bin")
+LOOK_TIMEOUT = 5.0  # seconds to look for a commit whose answer did not come, after the timeout
 RUNNING_CARD = """\
 ---
 tags:
@@ -98,7 +99,7 @@ def push_to_hub(
     checkpoint = last_checkpoint(run) if running else None
     with tempfile.TemporaryDirectory() as temporary, bounded_requests(timeout):
         folder = write_repository(run, Path(temporary) / "repository", repo_id, **card)
-        branch = _Branch(HfApi(endpoint=endpoint, token=token), repo_id, revision or MAIN_BRANCH, timeout)
+        branch = _Branch(HfApi(endpoint=endpoint, token=token), repo_id, revision or MAIN_BRANCH)
         with _step("create the repository", repo_id, token) as step:
             url = step.attempt(lambda: str(branch.api.create_repo(repo_id, private=private, exist_ok=True)))
             if private and not step.attempt(lambda: branch.api.model_info(repo_id)).private:
@@ -119,7 +120,7 @@ def push_to_hub(
                 for file in (file for pattern in WEIGHT_FILES for file in checkpoint.glob(pattern)):
                     shutil.copyfile(file, folder / file.name)
                 write_text(folder / CARD, RUNNING_CARD.format(name=repo_id))
-                running_branch = _Branch(branch.api, repo_id, RUNNING_BRANCH, timeout)
+                running_branch = _Branch(branch.api, repo_id, RUNNING_BRANCH)
                 running_branch.commit(folder, "Running model's last weights", step)
     return url
 
@@ -131,7 +132,6 @@ class _Branch:
     api: HfApi
     repo_id: str
     name: str
-    timeout: float
 
     def commit(self, folder: Path, message: str, step: Step) -> str:
         """Commits these files, unless the branch already has them, and returns its last commit."""
@@ -156,7 +156,7 @@ class _Branch:
                 refused = 400 <= (status_of(error) or 500) < 500 and status_of(error) != 412
                 if not refused or is_passing(error):
                     with suppress(Exception):
-                        if made := self.commit_with(folder, self.timeout / 4):
+                        if made := self.commit_with(folder, LOOK_TIMEOUT):
                             return made
                 if status_of(error) == 412:
                     raise ValueError(
