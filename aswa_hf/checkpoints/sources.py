@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aswa_hf._utils.files import read_object, refuse_mistyped
+from aswa_hf._utils.paths import check_inside
 from aswa_hf.checkpoints.tensors import UNSHARDED, Checkpoint, check_same_tensors, read_checkpoint
 from aswa_hf.run_folder import (
     ADAPTER_CONFIG,
@@ -127,6 +128,7 @@ def _of_file(path: Path) -> Checkpoint:
 
 def _weights(folder: Path) -> tuple[list[Path], Path | None]:
     """The files with the weights of a folder, and their index if they are shards."""
+    check_inside(folder)
     for name in UNSHARDED:
         if (folder / name).is_file():
             return [folder / name], None

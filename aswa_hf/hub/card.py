@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import re
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jinja2
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from aswa_hf._utils.files import read_object
@@ -165,12 +167,12 @@ class CardData:
         own = scores.pop(self.shipped)
         better = [name for name, score in scores.items() if score > own]
         level = [name for name, score in scores.items() if score == own]
-        where = f"On the {split} split"
+        where, ours, metric = f"On the {split} split", _escaped(label(self.shipped)), _escaped(self.metrics[0])
         if better:
-            return f"{where} {label(self.shipped)} did **not** win: {_listed(better)} did better in {self.metrics[0]}."
+            return f"{where} {ours} did **not** win: {_listed(better)} did better in {metric}."
         if level:
-            return f"{where} no strategy did better in {self.metrics[0]}, and {_listed(level)} did as well."
-        return f"{where} {label(self.shipped)} did best of all in {self.metrics[0]}."
+            return f"{where} no strategy did better in {metric}, and {_listed(level)} did as well."
+        return f"{where} {ours} did best of all in {metric}."
 
     def _goodness(self, value: float | None) -> float:
         if value is None or not math.isfinite(value):
@@ -226,12 +228,36 @@ def render(data: CardData) -> ModelCard:
         model_name=data.repo_id.split("/")[-1],
         eval_results=_eval_results(data) or None,
     )
-    card: ModelCard = ModelCard.from_template(
-        metadata, template_str=TEMPLATE.read_text(encoding="utf-8"), card=data, label=label, shown=_shown, times=_times
-    )
+    environment = jinja2.Environment(finalize=_escaped, keep_trailing_newline=True)
+    environment.filters |= {"raw": _Raw, "code": _code, "identifier": _identifier}
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    content = template.render(card_data=metadata.to_yaml(), card=data, label=label, shown=_shown, times=_times)
     # The template's conditions leave empty lines.
-    card.content = re.sub(r"\n{3,}", "\n\n", card.content).rstrip() + "\n"
-    return card
+    return ModelCard(re.sub(r"\n{3,}", "\n\n", content).rstrip() + "\n")
+
+
+class _Raw(str):
+    """Text that is Markdown already."""
+
+    __slots__ = ()
+
+
+def _escaped(value: Any) -> Any:
+    """Escapes what a template inserts: a name from a file must not become HTML or Markdown."""
+    if isinstance(value, (_Raw, jinja2.Undefined)):
+        return value
+    text = html.escape(re.sub(r"\s+", " ", str(value)), quote=False)
+    return re.sub(r"([\\`*|\[\]])", r"\\\1", text)
+
+
+def _code(value: Any) -> str:
+    """Returns text for a block of code, which it cannot end."""
+    return _Raw(str(value).replace("```", "'''"))
+
+
+def _identifier(value: Any) -> str:
+    """Returns a name for a line of code."""
+    return _Raw(re.sub(r"[^\w.-]", "_", str(value)))
 
 
 def _eval_results(data: CardData) -> list[EvalResult]:
@@ -270,5 +296,5 @@ def _times(count: int) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    labels = [label(name) for name in names]
+    labels = [_escaped(label(name)) for name in names]
     return " and ".join(part for part in (", ".join(labels[:-1]), *labels[-1:]) if part)

@@ -14,6 +14,7 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from safetensors import SafetensorError, safe_open
 
 from aswa_hf._utils.files import read_object, write_text
+from aswa_hf._utils.paths import check_inside
 from aswa_hf._utils.random_state import preserved_rng
 from aswa_hf.batchnorm import Recalibration, has_batchnorm
 from aswa_hf.checkpoint import library_versions
@@ -206,6 +207,7 @@ def check_run(run: Path) -> None:
     """Raises ValueError if a folder is not a finished run, before anything is copied or sent."""
     if not run.is_dir():
         raise ValueError(f"There is no folder {run}. Expected a run folder, as `aswa-hf train` writes it.")
+    check_inside(run)
     missing = [] if (run / TRAJECTORY).exists() else [TRAJECTORY]
     missing += [] if any((run / name).exists() for name in WHOLE_WEIGHTS) else [WEIGHTS]
     if missing:
@@ -303,6 +305,7 @@ def last_checkpoint(run: Path) -> Path:
     found = [path for path in checkpoints(run) if any((path / name).exists() for name in WHOLE_WEIGHTS)]
     if not found:
         raise ValueError(f"{run} has no checkpoint with the running model's weights. Push without running=True.")
+    check_inside(found[-1])
     return found[-1]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from aswa_hf._utils.checks import check_whole_number
 from aswa_hf._utils.files import refuse_mistyped
+from aswa_hf._utils.paths import check_inside
 from aswa_hf.kge.configuration_kge import KGEConfig
 from aswa_hf.kge.data import KGVocab, KnowledgeGraph
 from aswa_hf.kge.modeling_kge import KGEModel
@@ -45,6 +47,8 @@ class LinkPredictor:
     def from_pretrained(cls, path_or_repo: Any, *, kg: KnowledgeGraph | None = None, **options: Any) -> LinkPredictor:
         """Loads model and vocabulary from a folder or a Hub repository (`revision=`, `token=`, …)."""
         refuse_mistyped(path_or_repo)
+        if Path(path_or_repo).is_dir():
+            check_inside(Path(path_or_repo))
         try:
             config = KGEConfig.get_config_dict(path_or_repo, **options)[0]
             if not config:

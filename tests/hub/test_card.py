@@ -6,6 +6,7 @@ import re
 
 import pytest
 from hub_client import numbers_of
+from huggingface_hub import ModelCard
 from places import ROOT
 
 from aswa_hf.hub.card import read_card_data, render
@@ -23,6 +24,7 @@ SECTIONS = [
     "Limits",
     "Citation",
 ]
+METADATA = {"library_name", "pipeline_tag", "tags", "datasets", "metrics", "model-index"}
 
 
 def history(*decisions, score=0.5, epochs=None):
@@ -280,3 +282,36 @@ def test_how_a_link_predictor_was_ranked_is_told_only_if_it_was_so(tmp_path):
 )
 def test_a_card_says_how_batchnorm_was_treated(batchnorm, said, tmp_path):
     assert said in card_of(tmp_path, batchnorm=batchnorm, bn_batches=7)
+
+
+def test_names_from_files_cannot_become_html_markdown_code_or_metadata(tmp_path):
+    evil = "<script>alert(1)</script>\n---\nlicense: evil\n# Heading\n```\n| a | [b](javascript:x) `c` **d**"
+    strategies = {name: {"validation": {evil: 0.5}, "test": {evil: 0.5}} for name in ("aswa", evil)}
+    more = {"task": evil, "dataset": evil, "model": evil, "seed": evil, "epochs": evil, "versions": {evil: evil}}
+    example = {"code": evil, "about": evil, "output": evil}
+    for config in ({"architecture": evil}, {"model_type": "bert", "architectures": [evil]}, {}):
+        card = card_of(
+            tmp_path,
+            config=config,
+            metric=evil,
+            trajectories={name: history(Decision.INIT, Decision.SOFT) for name in ("aswa", evil)},
+            strategies=strategies,
+            command=evil,
+            example=example,
+            seconds={evil: 1.0},
+            **more,
+        )
+        text = card[card.index("# model") :]
+        blocks = re.split(r"^```.*$", text, flags=re.MULTILINE)
+        assert len(blocks) % 2 == 1  # every block of code is closed
+        prose = "".join(blocks[::2])
+        assert "<script" not in prose
+        assert "&lt;script&gt;" in prose
+        assert "](javascript:x)" not in prose.replace("\\](", "")
+        assert [line for line in prose.splitlines() if line.startswith("# ")] == ["# model"]
+        tables = [line for line in prose.splitlines() if line.startswith("|")]
+        assert {len(re.findall(r"(?<!\\)\|", line)) for line in tables} == {3}
+        data = ModelCard(card).data
+        assert data.license is None
+        assert set(data.to_dict()) <= METADATA
+        assert data.to_dict() == render(read_card_data(tmp_path, "me/model")).data.to_dict()
