@@ -34,16 +34,31 @@ def report(
     for note in content["notes"]:
         typer.echo(f"Note: {note}")
     for task in content["tasks"]:
-        for comparison in task["comparisons"]:
-            if comparison["metric"] == task["metric"]:
-                typer.echo(_line(task, comparison))
+        for line in _table(task):
+            typer.echo(line)
     typer.echo(f"Written: {content['report']}, its pictures also in {output.with_name(f'{output.stem}_files')}")
 
 
-def _line(task: dict[str, Any], c: dict[str, Any]) -> str:
-    counts = f"better {c['wins']}, equal {c['ties']}, worse {c['losses']}"
-    test = f", median {c['median']:+.4f}, p {c['p']:.2g} (n {c['n']})" if len(c["gains"]) > 1 else ""
-    return f"{task['task']}, {task['split']} {task['metric']}: ASWA against {c['other']}: {counts}{test}"
+def _table(task: dict[str, Any]) -> list[str]:
+    """Returns ASWA's results against each strategy in the main metric as lines of text."""
+    rows = [one for one in task["comparisons"] if one["metric"] == task["metric"]]
+    if not rows:
+        return []
+    tested = any(one["p"] is not None for one in rows)
+    names = ["ASWA against", "better", "equal", "worse", "median gain", *(["p"] if tested else [])]
+    cells = [
+        [one["other"], *(str(one[key]) for key in ("wins", "ties", "losses")), f"{one['median']:+.4f}"]
+        + ([f"{one['p']:.2g}" if one["p"] is not None else "–"] if tested else [])
+        for one in rows
+    ]
+    widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
+    return [
+        f"{task['task']}, {task['split']} {task['metric']}, (dataset, model) pairs:",
+        *(
+            "  " + "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
+            for row in [names, *cells]
+        ),
+    ]
 
 
 def _progress(jobs: list[Any]) -> Iterable[Any]:

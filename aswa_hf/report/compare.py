@@ -15,6 +15,7 @@ from aswa_hf.report.statistics import Spread, holm, rounded, signed_rank, spread
 OURS = "aswa"
 ALL = "all metrics"
 UNSEEN = ("test", "queries")  # the splits that were not used to choose the weights
+FEWEST_PAIRS = 5  # for a test: with fewer, no result could be called unlikely
 
 Pair = tuple[str, str]  # dataset, model
 Groups = dict[Pair, list[MeasuredRun]]
@@ -22,18 +23,22 @@ Groups = dict[Pair, list[MeasuredRun]]
 
 @dataclass(frozen=True)
 class Comparison:
-    """ASWA against another strategy on unseen data; a gain above zero means that ASWA is better."""
+    """ASWA against another strategy on unseen data; a gain above zero means that ASWA is better.
+
+    `statistic`, `p` and `p_holm` are None for fewer than `FEWEST_PAIRS` (dataset, model) pairs.
+    """
 
     other: str
     metric: str
     gains: dict[str, float]
+    pairs: int
     wins: int
     ties: int
     losses: int
     n: int
-    statistic: float
-    p: float
-    p_holm: float
+    statistic: float | None
+    p: float | None
+    p_holm: float | None
     median: float
 
 
@@ -160,20 +165,34 @@ def compare(groups: Groups, metrics: list[str], split: str) -> list[Comparison]:
     for other in strategies_of(runs):
         if other == OURS:
             continue
+        by_metric = {metric: gains(groups, other, metric, split)[0] for metric in metrics}
         found = {
             " · ".join(filter(None, (*pair, metric if len(metrics) > 1 else ""))): gain
-            for metric in metrics
-            for pair, gain in gains(groups, other, metric, split)[0].items()
+            for metric, gained in by_metric.items()
+            for pair, gain in gained.items()
         }
         if not found:
             continue
         wins, ties, losses = win_tie_loss(list(found.values()))
         test = signed_rank(list(found.values()))
+        pairs = len({pair for gained in by_metric.values() for pair in gained})
+        statistic, p = (test.statistic, test.p) if pairs >= FEWEST_PAIRS else (None, None)
         comparisons.append(
-            Comparison(other, label, found, wins, ties, losses, test.n, test.statistic, test.p, math.nan, test.median)
+            Comparison(other, label, found, pairs, wins, ties, losses, test.n, statistic, p, None, test.median)
         )
-    adjusted = holm([comparison.p for comparison in comparisons])
-    return [replace(comparison, p_holm=p) for comparison, p in zip(comparisons, adjusted, strict=True)]
+    tested = [comparison for comparison in comparisons if comparison.p is not None]
+    adjusted = holm([comparison.p for comparison in tested if comparison.p is not None])
+    corrected = {one.other: p for one, p in zip(tested, adjusted, strict=True)}
+    return [replace(comparison, p_holm=corrected.get(comparison.other)) for comparison in comparisons]
+
+
+def judged(groups: Groups, metric: str, split: str) -> Groups:
+    """Returns the pairs on which ASWA and a rival have results of the same seeds: only there one can win."""
+    return {
+        pair: runs
+        for pair, runs in groups.items()
+        if any(gains({pair: runs}, other, metric, split)[0] for other in strategies_of(runs) if other != OURS)
+    }
 
 
 def behind(groups: Groups, metric: str, split: str) -> list[Behind]:

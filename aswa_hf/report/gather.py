@@ -62,7 +62,7 @@ def read_runs(paths: Iterable[str | Path]) -> tuple[list[MeasuredRun], list[str]
             left_out.append(error)
     if not runs:
         raise left_out[0] if left_out else ValueError("A report needs at least one run: a run folder, or its results.")
-    runs.sort(key=_place)
+    runs = sorted(_with_one_spelling(runs), key=_place)
     notes = [f"Left out: {error}" for error in left_out]
     kept, twice = [], []
     for _, same in groupby(runs, key=_place):
@@ -224,6 +224,14 @@ def _settings(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
         settings = _read_json(beside) if path.name == RESULTS and beside.is_file() else {}
     settings = {name: value for name, value in settings.items() if value is not None}
     return {name: value for name, value in (older | settings).items() if name not in NOT_DISTINGUISHING}
+
+
+def _with_one_spelling(runs: list[MeasuredRun]) -> list[MeasuredRun]:
+    """Names datasets and models that differ only in case by one spelling: ComplEx and complex are one model."""
+    spellings = {name.casefold(): name for name in sorted({n for run in runs for n in (run.dataset, run.model)})[::-1]}
+    return [
+        replace(run, dataset=spellings[run.dataset.casefold()], model=spellings[run.model.casefold()]) for run in runs
+    ]
 
 
 def _with_distinct_names(runs: list[MeasuredRun]) -> list[MeasuredRun]:

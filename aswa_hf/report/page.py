@@ -36,11 +36,17 @@ class Task:
     metric: str
     twins: dict[Pair, Pair]
     counted: Groups
+    judged: Groups = field(default_factory=dict)
     pooled: list[str] = field(default_factory=list)
     comparisons: dict[str, list[Comparison]] = field(default_factory=dict)
     behind: list[Behind] = field(default_factory=list)
     shared: int = 0
     pictures: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def tested(self) -> bool:
+        """Whether there are enough pairs for p-values, and for pictures of how gains are distributed."""
+        return any(one.p is not None for found in self.comparisons.values() for one in found)
 
     @property
     def runs(self) -> list[MeasuredRun]:
@@ -51,6 +57,11 @@ class Task:
         """The runs with a trajectory, by dataset."""
         shown = [run for run in self.runs if run.trajectories]
         return [(name, list(runs)) for name, runs in groupby(shown, key=lambda run: run.dataset)]
+
+    @property
+    def columns(self) -> list[str]:
+        """The strategies as columns, ASWA first: narrow screens only show the first ones."""
+        return sorted(self.strategies, key=lambda name: name != OURS)
 
     def metrics(self, split: str) -> list[str]:
         return compare.metrics_of(self.runs, split)
@@ -107,8 +118,9 @@ def _task(name: str, runs: list[MeasuredRun]) -> Task:
         families = [*([one] for one in metrics), *([task.pooled] if len(task.pooled) > 1 else [])]
         tested = [compare.compare(counted, family, unseen) for family in families]
         task.comparisons = {found[0].metric: found for found in tested if found}
-        task.behind = compare.behind(counted, metric, unseen)
-        best = [compare.best_strategies(members, strategies, unseen, metric) for members in counted.values()]
+        task.judged = compare.judged(counted, metric, unseen)
+        task.behind = compare.behind(task.judged, metric, unseen)
+        best = [compare.best_strategies(members, strategies, unseen, metric) for members in task.judged.values()]
         task.shared = sum(OURS in names and len(names) > 1 for names in best)
     return task
 
@@ -136,6 +148,12 @@ def _notes(task: Task) -> list[str]:
                 f"ASWA or {other} has a value that is not finite on {_listed(sorted(broken))}: excluded from the "
                 f"counts and tests against {other}."
             )
+    unjudged = [" · ".join(filter(None, pair)) for pair in task.counted if pair not in task.judged]
+    if task.comparisons and unjudged:
+        notes.append(
+            f"ASWA and another strategy do not both have a {task.unseen_split} {task.metric} on {_listed(unjudged)}: "
+            "not counted."
+        )
     some = [run.source for run in task.runs if not set(task.strategies) <= set(run.scores)]
     if some:
         notes.append(f"Not every run has every strategy ({_listed(some)}); each comparison uses the seeds with both.")
@@ -159,7 +177,7 @@ def _jobs(task: Task) -> list[tuple[str, Callable[[], bytes]]]:
 
     if task.unseen_split:
         add("comparison", f"{task.name} comparison", partial(_draw_comparison, task))
-    if len(task.counted) > 1 and task.metric in task.comparisons:
+    if task.tested and task.metric in task.comparisons:
         add("gains", f"{task.name} gains", partial(_draw_gains, task))
     for run in task.runs:
         if run.trajectories:
@@ -251,6 +269,7 @@ def _as_data(tasks: list[Task], notes: list[str]) -> dict[str, Any]:
                     for name in task.strategies
                     if (found := task.spread(pair, name, split, metric))
                 ],
+                "judged": [{"dataset": dataset, "model": model} for dataset, model in task.judged],
                 "counted_once": [{"dataset": p[0], "model": p[1], "as": t[1]} for p, t in task.twins.items()],
                 "comparisons": [vars(one) for found in task.comparisons.values() for one in found],
                 "behind": [
@@ -275,7 +294,9 @@ def _number(value: float | None, sign: str = "") -> str:
     return f"{value:{sign}.4f}" if abs(value) < 10 else f"{value:{sign}.2f}"
 
 
-def _p(value: float) -> str:
+def _p(value: float | None) -> str:
+    if value is None:
+        return "–"
     return "< 0.0001" if value < 0.0001 else f"{value:.4f}"
 
 

@@ -6,6 +6,7 @@ import base64
 import json
 import math
 import random
+import re
 from html.parser import HTMLParser
 from itertools import product
 
@@ -366,7 +367,7 @@ def test_the_page_holds_everything_and_loads_nothing(many, tmp_path):
     embedded = {base64.b64decode(source.partition(",")[2]) for source in page.loaded}
     beside = {path.read_bytes() for path in (tmp_path / "out" / "report_files").iterdir()}
     assert embedded == beside
-    assert len(beside) == len(told["pictures"]) == 5  # two comparisons, the gains, two trajectories
+    assert len(beside) == len(told["pictures"]) == 4  # two comparisons, two trajectories
     assert all(picture.startswith(b"\x89PNG") for picture in beside)
 
 
@@ -382,9 +383,83 @@ def test_the_page_says_where_aswa_loses_and_what_was_counted_once(many, tmp_path
     images, links = told["tasks"]
     assert images["comparisons"][0]["ties"] == 1
     (against,) = links["comparisons"]
-    assert (against["wins"], against["losses"], against["n"], against["statistic"]) == (2, 1, 3, 1.5)
-    assert against["p"] == pytest.approx(0.75)  # sizes 0.3, 0.1, 0.1: ranks 3, 1.5, 1.5; sums 0 and 1.5 twice of 8
+    assert (against["wins"], against["losses"], against["n"]) == (2, 1, 3)
     assert links["behind"] == [{"dataset": "UMLS", "model": "worse", "strategy": "last", "gap": pytest.approx(0.1)}]
+
+
+def test_a_test_needs_five_pairs_and_until_then_there_are_no_p_values_bars_or_plots_of_gains(save, tmp_path):
+    # Sizes 0.3, 0.1, 0.2, 0.4, 0.5: the only loss has rank 1; of 32 sign patterns two have a sum up to 1.
+    gained = {"a": 0.3, "b": -0.1, "c": 0.2, "d": 0.4, "e": 0.5}
+    paths = [save(model, result(0.4 + gain, 0.4, model=model)) for model, gain in gained.items()]
+    for count in (1, 2, 4, 5):
+        (task,) = write_report(paths[:count], tmp_path / "report.html")["tasks"]
+        (against,) = task["comparisons"]
+        text = (tmp_path / "report.html").read_text(encoding="utf-8")
+        page, tested = Page(text), count == 5
+        assert against["pairs"] == count
+        assert [against[key] for key in ("statistic", "p", "p_holm")] == (
+            [1.0, 0.125, 0.125] if tested else [None] * 3
+        )
+        assert ('class="bar"' in text, "p (Holm)" in page.text, "p-value" in page.text) == (tested,) * 3
+        assert ("it needs five or more" in page.text) != tested
+        assert any("gains" in path.name for path in (tmp_path / "report_files").iterdir()) == tested
+        wins = sum(gain > 0 for gain in list(gained.values())[:count])
+        assert count == 1 or f"on {wins} of {count} (dataset, model) pairs" in page.text
+
+
+def test_metrics_of_few_pairs_do_not_make_many_pairs(save, tmp_path):
+    content = result(0.5, 0.4)
+    for found in content["strategies"].values():
+        found["test"] = {f"hits@{k}": found["test"]["mrr"] + k / 100 for k in range(1, 9)}
+    (task,) = write_report([save("a", content)], tmp_path / "report.html")["tasks"]
+    assert [len(c["gains"]) for c in task["comparisons"]] == [1] * 8 + [8]
+    assert {c["p"] for c in task["comparisons"]} == {None}
+
+
+def test_only_pairs_with_test_results_of_aswa_and_a_rival_are_won(save, tmp_path):
+    untested, alone, elsewhere = (result(0.9, 0.1, model=model) for model in ("untested", "alone", "elsewhere"))
+    for found in untested["strategies"].values():
+        del found["test"]  # as of a Trainer
+    del alone["strategies"]["last"]["test"]
+    del elsewhere["strategies"]["aswa"]["test"]
+    runs = [result(0.6, 0.5, model="won"), result(0.4, 0.5, model="lost"), untested, alone, elsewhere]
+    paths = [save(str(index), content) for index, content in enumerate(runs)]
+    (task,) = write_report(paths, tmp_path / "report.html")["tasks"]
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8")).text
+    assert [pair["model"] for pair in task["judged"]] == ["lost", "won"]
+    assert (
+        "best mean of all strategies on 1 of 2 (dataset, model) pairs, and is behind at least one other on 1" in page
+    )
+    assert "on UMLS · alone, UMLS · elsewhere and UMLS · untested: not counted." in page
+    (task,) = write_report(paths[2:], tmp_path / "report.html")["tasks"]
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8")).text
+    assert (task["judged"], task["comparisons"]) == ([], [])
+    assert "ASWA has the best" not in page
+
+
+def test_names_that_differ_in_case_are_one_model(save, tmp_path):
+    runs = [
+        result(0.5, 0.4, model="complex", seed=0),
+        result(0.7, 0.4, model="ComplEx", seed=1),
+        result(0.9, 0.4, model="ComplEx", dataset="umls", seed=2),
+    ]
+    (task,) = write_report([save(str(i), run) for i, run in enumerate(runs)], tmp_path / "report.html")["tasks"]
+    assert {(row["dataset"], row["model"], row["n"]) for row in task["results"]} == {("UMLS", "ComplEx", 3)}
+
+
+def test_a_narrow_screen_shows_aswas_column_and_whole_pictures(save, tmp_path):
+    content = result(0.5, 0.4)
+    for name in ("best", "swa", "ema", "zzz"):
+        content["strategies"][name] = content["strategies"]["last"]
+    write_report([save("a", content)], tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    heads = re.findall(r"<thead><tr><th>dataset</th><th>model</th>(.*?)</tr>", text)
+    assert len(heads) == 2
+    assert all(re.findall(r">([a-z]+)</th>", head) == ["aswa", "last", "best", "swa", "ema", "zzz"] for head in heads)
+    narrow = text.split("@media (max-width: 40rem) {")[1].split("@media")[0]
+    assert re.findall(r"\.picture img \{ ([^}]*) \}", narrow) == ["min-width: 0;"]  # `width: 100%` holds for all
+    # The two columns before ASWA's are at most 7rem wide each, of 390 px = 24.4rem less margins.
+    assert "tbody th { white-space: normal; overflow-wrap: anywhere; min-width: 4.5rem; max-width: 7rem; }" in narrow
 
 
 def test_a_report_is_the_same_again_and_in_any_order(many, tmp_path):
