@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 from transformers import TrainerCallback, set_seed
+from transformers.trainer_utils import IntervalStrategy
 
 from aswa_hf.checkpoint import save_state
 from aswa_hf.experiments.progress import results_table
@@ -16,15 +18,22 @@ from aswa_hf.experiments.running import (
     keep_settings,
     run_console,
     sole_run,
+    steps_per_epoch,
     train_and_evaluate,
     write_results,
 )
 from aswa_hf.experiments.settings import KGERun
 from aswa_hf.kge import KGEModel, KGETrainer, evaluate_link_prediction, load_kg, paper_arguments
+from aswa_hf.kge.optimizers import optimizer_of
 from aswa_hf.run_folder import STATE_FOLDER
 from aswa_hf.trainer import ASWACallback
 from aswa_hf.trainer.hub import link_example
 
+# The settings of a run that are options of its model under the same name.
+MODEL_SETTINGS = (
+    "dim", "p", "q", "label_smoothing", "entity_dropout", "relation_dropout", "query_dropout", "regularizer",
+    "regularization", "relation_prediction", "initializer", "initializer_range",
+)  # fmt: skip
 METRICS = {"mrr": "MRR", "hits@1": "Hits@1", "hits@3": "Hits@3", "hits@10": "Hits@10"}
 
 
@@ -55,19 +64,36 @@ def _train(run: KGERun, folder: Path, resume: bool, callbacks: Sequence[TrainerC
         f"{kg.name}: {parts} triples, {kg.num_entities:,} entities, {kg.num_relations:,} relations", soft_wrap=True
     )
     set_seed(run.seed)
-    model = KGEModel(kg.config(scorer=run.model, dim=run.dim, p=run.p, q=run.q))
+    options = {name: getattr(run, name) for name in MODEL_SETTINGS}
+    model = KGEModel(kg.config(scorer=run.model, loss=run.training_loss, **options))
     args = paper_arguments(
         str(folder),
         num_train_epochs=run.epochs,
         per_device_train_batch_size=run.batch_size,
         learning_rate=run.lr,
+        weight_decay=run.weight_decay,
         seed=run.seed,
         disable_tqdm=True,
         save_strategy="steps",
         save_total_limit=run.keep,
+        **_schedule(run),
     )
-    trainer = KGETrainer(model, args, kg, scheme=run.scheme, callbacks=list(callbacks))
-    callback = ASWACallback(trainer, metric=run.metric, strategies=run.strategies, apply=run.strategy_names[0])
+    trainer = KGETrainer(
+        model,
+        args,
+        kg,
+        scheme=run.scheme,
+        negatives=run.negatives,
+        callbacks=list(callbacks),
+        optimizer_cls_and_kwargs=optimizer_of(run.optimizer, args),
+    )
+    every: Literal["epoch", "evaluation"] = "epoch"
+    if run.eval_every > 1:
+        every, args.eval_strategy = "evaluation", IntervalStrategy.STEPS
+        args.eval_steps = run.eval_every * steps_per_epoch(trainer)
+    callback = ASWACallback(
+        trainer, metric=run.metric, strategies=run.strategies, apply=run.strategy_names[0], every=every
+    )
     keep_settings(run, sizes, args, checkpoint)
     results, seconds = train_and_evaluate(
         trainer, callback, checkpoint, lambda split: evaluate_link_prediction(model, kg, split), console
@@ -81,3 +107,15 @@ def _train(run: KGERun, folder: Path, resume: bool, callbacks: Sequence[TrainerC
     command = f"aswa-hf predict {folder} --head … --relation …"
     console.print(f"Written to {folder}; predict with: {command}", soft_wrap=True)
     return FinishedRun(folder, content, model, callback.strategies)
+
+
+def _schedule(run: KGERun) -> dict[str, Any]:
+    """The learning rate schedule as arguments of a Trainer."""
+    if run.schedule != "plateau":
+        return {"lr_scheduler_type": run.schedule}
+    options = {"mode": "max", "factor": run.plateau_factor, "patience": run.plateau_patience}
+    return {
+        "lr_scheduler_type": "reduce_lr_on_plateau",
+        "lr_scheduler_kwargs": options,
+        "metric_for_best_model": run.metric,
+    }

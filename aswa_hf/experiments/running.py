@@ -153,9 +153,13 @@ def _shown(value: Any) -> str:
 
 def save_every_tenth(trainer: Trainer) -> None:
     """Saves about ten checkpoints per run, each at the end of an epoch: a killed run repeats at most a tenth."""
+    trainer.args.save_steps = steps_per_epoch(trainer) * max(1, int(trainer.args.num_train_epochs) // 10)
+
+
+def steps_per_epoch(trainer: Trainer) -> int:
+    """The number of batches, each of them a step, in an epoch."""
     with preserved_rng():
-        steps_per_epoch = len(trainer.get_train_dataloader())
-    trainer.args.save_steps = steps_per_epoch * max(1, int(trainer.args.num_train_epochs) // 10)
+        return len(trainer.get_train_dataloader())
 
 
 class LogFile(TrainerCallback):

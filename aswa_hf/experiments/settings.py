@@ -22,6 +22,14 @@ STRATEGIES = ("aswa", "dense-aswa", "swa", "ema", "best", "last", "swa-all")
 DEFAULT_STRATEGIES = ("aswa", "swa", "ema", "best", "last")
 SCORERS = ("distmult", "complex", "qmult", "keci", "rescal", "tucker")
 SCHEMES = ("kvsall", "1vsall", "negative_sampling")
+LOSSES = {
+    "kvsall": ("binary", "softmax", "softmax-query"),
+    "1vsall": ("softmax",),
+    "negative_sampling": ("binary", "softmax"),
+}
+OPTIMIZERS = ("adam", "adamw", "adagrad", "adagrad-rowwise")
+SCHEDULES = ("constant", "linear", "cosine", "plateau")
+INITIALIZERS = ("xavier_normal", "xavier_uniform", "normal", "uniform")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 
 R = TypeVar("R", bound="TrainingRun")
@@ -45,6 +53,7 @@ class Setting:
     default: Any
     help: str
     least: float | None = None
+    below: float = math.inf
     choices: tuple[str, ...] = ()
     only_on: bool = False
     """Whether its flag can only turn it on."""
@@ -68,7 +77,7 @@ class Setting:
         accepted: Any = (int, float) if self.kind is float else self.kind
         if not isinstance(value, accepted) or (isinstance(value, bool) and self.kind is not bool):
             raise SettingError(self.name, f"must be {self._expected()}, got {value!r}.")
-        if self.kind in (int, float) and not (-math.inf if self.least is None else self.least) <= value < math.inf:
+        if self.kind in (int, float) and not (-math.inf if self.least is None else self.least) <= value < self.below:
             raise SettingError(self.name, f"must be {self._expected()}, got {value!r}.")
         if self.choices and value not in self.choices:
             raise SettingError(self.name, unknown(value, self.choices))
@@ -105,6 +114,7 @@ class Setting:
     def _expected(self) -> str:
         kinds = {int: "a whole number", float: "a number", str: "text", bool: "True or False"}
         limits = [f"of at least {self.least:g}"] if self.least is not None else []
+        limits += [f"below {self.below:g}"] if self.below < math.inf else []
         return " ".join([kinds[self.kind], *limits, *(["or None"] if self.optional else [])])
 
     def arguments(self, value: Any) -> list[str]:
@@ -226,10 +236,52 @@ class KGERun(TrainingRun):
     dim: int = setting("Real numbers per entity.", 128, least=1)
     epochs: int = setting("Number of epochs.", 256, least=1, fixed=False)
     batch_size: int = setting("Queries (or triples) per step and process.", 1024, least=1)
-    lr: float = setting("Learning rate of Adam.", 0.1, least=0)
+    lr: float = setting("Learning rate.", 0.1, least=0)
+    optimizer: str = setting("adam, adamw, adagrad or adagrad-rowwise.", "adam", choices=OPTIMIZERS)
+    weight_decay: float = setting("Weight decay of adamw, L2 of the others.", 0.0, least=0)
+    schedule: str = setting(
+        "Learning rate over the run: constant, linear, cosine, or plateau of the validation MRR.",
+        "constant",
+        choices=SCHEDULES,
+    )
+    plateau_factor: float = setting("Plateau: what the learning rate is multiplied by.", 0.95, least=0, below=1)
+    plateau_patience: int = setting("Plateau: evaluations without improvement that are tolerated.", 4, least=0)
     scheme: str = setting("kvsall, 1vsall or negative_sampling.", "kvsall", choices=SCHEMES)
+    loss: str | None = setting(
+        "binary, softmax (per triple) or softmax-query (per query); default: softmax for 1vsall, else binary.",
+        None,
+        choices=LOSSES["kvsall"],
+    )
+    negatives: int = setting("Negative sampling: entities drawn per triple.", 32, least=1)
+    label_smoothing: float = setting("Smoothing of the training labels.", 0.0, least=0, below=1)
+    entity_dropout: float = setting("Dropout of entities, in queries and as candidates.", 0.0, least=0, below=1)
+    relation_dropout: float = setting("Dropout of relations.", 0.0, least=0, below=1)
+    query_dropout: float = setting("Dropout of query vectors.", 0.0, least=0, below=1)
+    regularizer: str | None = setting("n3 or l2, over head, relation and tail.", None, choices=("n3", "l2"))
+    regularization: float = setting("Weight of the regularizer.", 0.0, least=0)
+    relation_prediction: float = setting("Weight of a loss that predicts relations.", 0.0, least=0)
+    initializer: str = setting(f"{', '.join(INITIALIZERS)}.", "xavier_normal", choices=INITIALIZERS)
+    initializer_range: float = setting("normal: standard deviation; uniform: limit.", 0.1, least=0)
+    eval_every: int = setting("Epochs from one decision to the next.", 1, least=1)
     p: int = setting("Keci: number of basis vectors that square to +1.", 0, least=0)
     q: int = setting("Keci: number of basis vectors that square to −1.", 1, least=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.loss is not None and self.loss not in LOSSES[self.scheme]:
+            raise SettingError(
+                "loss", f"must be {' or '.join(LOSSES[self.scheme])} for {self.scheme}, got {self.loss!r}."
+            )
+        if bool(self.regularization) != (self.regularizer is not None):
+            name, other = ("regularizer", "regularization")[:: 1 if self.regularization else -1]
+            raise SettingError(name, f"must be given with --{other} {getattr(self, other)}.")
+        if self.epochs % self.eval_every:
+            raise SettingError("eval_every", f"must divide the {self.epochs} epochs, got {self.eval_every}.")
+
+    @property
+    def training_loss(self) -> str:
+        """The loss, which the scheme determines if none is given."""
+        return self.loss or LOSSES[self.scheme][0]
 
 
 @dataclass(frozen=True, kw_only=True)

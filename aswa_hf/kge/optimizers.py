@@ -1,0 +1,51 @@
+"""Optimizers for embedding tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Adagrad, Optimizer
+from transformers import TrainingArguments
+
+
+class RowwiseAdagrad(Optimizer):
+    """Adagrad with one sum per row of a tensor instead of one per number: state of 1/dim of the weights.
+
+    A row w with gradient g has G ← G + mean(g²) and w ← w − lr·g/(√G + eps).
+    """
+
+    def __init__(self, params: Iterable[Any], lr: float = 0.01, eps: float = 1e-10, weight_decay: float = 0.0):
+        super().__init__(params, {"lr": lr, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, group)
+        return loss
+
+    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        if group["weight_decay"]:
+            gradient = gradient.add(parameter, alpha=group["weight_decay"])
+        state = self.state[parameter]
+        if not state:
+            state["sum"] = parameter.new_zeros(len(parameter))
+        state["sum"] += gradient.flatten(1).square().mean(1)
+        rates = group["lr"] / (state["sum"].sqrt() + group["eps"])
+        parameter.addcmul_(gradient, rates.view(-1, *[1] * (parameter.dim() - 1)), value=-1)
+
+
+def optimizer_of(name: str, args: TrainingArguments) -> tuple[type[Optimizer], dict[str, Any]] | None:
+    """The class and options of an optimizer for a Trainer; None for Adam and AdamW, which it has itself."""
+    if name in ("adam", "adamw"):
+        return None
+    kinds = {"adagrad": Adagrad, "adagrad-rowwise": RowwiseAdagrad}
+    return kinds[name], {"lr": args.learning_rate}
