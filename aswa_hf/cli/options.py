@@ -11,12 +11,19 @@ import typer
 
 from aswa_hf.experiments.settings import Setting, SettingError, TrainingRun
 
+Recipe = Annotated[str | None, typer.Option(metavar="NAME", help="Settings to start from; --recipes lists them.")]
 # The placeholders of values in help texts; a switch has none.
 METAVARS = {int: "N", float: "X", str: "NAME", tuple: "NAMES", bool: ""}
 
 
-def from_settings(kind: type[TrainingRun]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Adds a flag to a command for each setting of a kind of run; the command's first argument is the run."""
+def from_settings(
+    kind: type[TrainingRun], recipe: Callable[..., TrainingRun] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Adds a flag to a command for each setting of a kind of run; the command's first argument is the run.
+
+    With `recipe`, a function from the name of a recipe and settings to a run, there is also `--recipe`: its settings
+    take the place of the defaults.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         settings = list(kind.settings())
@@ -26,10 +33,19 @@ def from_settings(kind: type[TrainingRun]) -> Callable[[Callable[..., None]], Ca
         optional = [_parameter(one) for one in settings if not one.required]
         optional += [one for one in others if one.default is not inspect.Parameter.empty]
 
+        if recipe is not None:
+            optional += [_keyword("recipe", None, Recipe), _keyword("ctx", inspect.Parameter.empty, typer.Context)]
+
         @functools.wraps(command)
         def run_command(**given: Any) -> None:
+            values = {one.name: given.pop(one.name) for one in settings}
+            chosen, context = given.pop("recipe", None), given.pop("ctx", None)
             try:
-                run = kind(**{one.name: given.pop(one.name) for one in settings})
+                if recipe is None or chosen is None:
+                    run = kind(**values)
+                else:
+                    typed = {name for name in values if context.get_parameter_source(name).name != "DEFAULT"}
+                    run = recipe(chosen, **{name: value for name, value in values.items() if name in typed})
             except SettingError as error:
                 flag = next(one.flag for one in settings if one.name == error.name)
                 raise ValueError(f"{flag} {error.problem}") from None
@@ -49,9 +65,9 @@ def _parameter(one: Setting) -> inspect.Parameter:
     names = [one.flag] if one.only_on else []
     option = typer.Option(*names, help=one.help, metavar=METAVARS[one.kind], min=one.least)
     default = ",".join(one.default) if isinstance(one.default, tuple) else one.default
-    return inspect.Parameter(
-        one.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=inspect.Parameter.empty if one.required else default,
-        annotation=Annotated[kind | None if one.optional else kind, option],
-    )
+    default = inspect.Parameter.empty if one.required else default
+    return _keyword(one.name, default, Annotated[kind | None if one.optional else kind, option])
+
+
+def _keyword(name: str, default: Any, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

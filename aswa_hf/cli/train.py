@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -23,9 +23,36 @@ def _kinds() -> None:
     """Train a model and compare several averaging strategies in the same run."""
 
 
+def _of_recipe(name: str, **settings: Any) -> KGERun:
+    from aswa_hf.experiments.recipes import find_recipe
+
+    return find_recipe(name).run(**settings)
+
+
+def _list_recipes(wanted: bool) -> None:
+    if not wanted:
+        return
+    from rich.console import Console
+
+    from aswa_hf.experiments.recipes import recipes_table
+
+    Console().print(recipes_table())
+    raise typer.Exit
+
+
+ListRecipes = Annotated[
+    bool, typer.Option("--recipes", metavar="", is_eager=True, callback=_list_recipes, help="List the recipes.")
+]
+
+
 @train.command()
-@from_settings(KGERun)
-def kge(run: KGERun, output_dir: OutputDir, resume: Resume = False) -> None:
+@from_settings(KGERun, recipe=_of_recipe)
+def kge(
+    run: KGERun,
+    output_dir: OutputDir,
+    resume: Resume = False,
+    recipes: ListRecipes = False,  # noqa: ARG001  its callback lists them
+) -> None:
     """Train a link predictor on a knowledge graph and rank the test triples with each strategy's weights.
 
     Example: `aswa-hf train kge --dataset countries --model keci --epochs 100 --output-dir runs/countries`
