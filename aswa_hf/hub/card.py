@@ -34,6 +34,7 @@ LABELS = {
 CHOSEN_BY_VALIDATION = ("best", "aswa", "dense-aswa", "greedy")
 SHOWN = {"link-prediction": ("mrr", "hits@1", "hits@3", "hits@10"), "image-classification": ("accuracy",)}
 LIBRARIES = {"kge": "transformers", "timm": "timm", "peft": "peft", "transformers": "transformers", "torch": None}
+OWN_ARCHITECTURES = "_cifar"  # the end of their names
 PIPELINES = {"link-prediction": "graph-ml"}
 
 
@@ -94,6 +95,11 @@ class CardData:
         """The class of the model, or the timm name of an image classifier."""
         architectures = self.config.get("architectures") or [self.config.get("architecture")]
         return str(architectures[0] or self.run.get("model") or "model")
+
+    @property
+    def is_own_architecture(self) -> bool:
+        """Whether it is an image classifier that timm only has with this package."""
+        return self.kind == "timm" and self.model_name.endswith(OWN_ARCHITECTURES)
 
     @property
     def dataset(self) -> str | None:

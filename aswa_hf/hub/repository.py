@@ -18,7 +18,7 @@ from aswa_hf._utils.paths import check_inside
 from aswa_hf._utils.random_state import preserved_rng
 from aswa_hf.batchnorm import Recalibration, has_batchnorm
 from aswa_hf.checkpoint import library_versions
-from aswa_hf.hub.card import read_card_data, render
+from aswa_hf.hub.card import OWN_ARCHITECTURES, read_card_data, render
 from aswa_hf.plotting import plot_trajectories
 from aswa_hf.run_folder import (
     ADAPTER_CONFIG,
@@ -158,11 +158,27 @@ def write_repository(run: str | Path, folder: str | Path, repo_id: str, **card: 
 
 
 def write_card(folder: Path, repo_id: str, **card: Any) -> None:
-    """Adds the card to a folder with a model and its trajectory file, and the plot if there is none."""
+    """Adds the card to a folder with a model and its trajectory file, the plot if there is none, and our own code."""
+    _add_code(folder)
     if not (folder / PICTURE).exists():
         trajectories, about = load_trajectories(folder / TRAJECTORY)
         plot_trajectories(trajectories, folder / PICTURE, metric=about["metric"])
     write_text(folder / CARD, str(render(read_card_data(folder, repo_id, **card))))
+
+
+def _add_code(folder: Path) -> None:
+    """Adds the code of an image classifier that timm does not have, so that it loads without this package."""
+    config = _read_if_there(folder / CONFIG)
+    if not str(config.get("architecture")).endswith(OWN_ARCHITECTURES):
+        return
+    from aswa_hf.vision import architectures, modeling_cifar
+
+    model_class = modeling_cifar.CifarForImageClassification
+    for module in (architectures, modeling_cifar):
+        source = Path(str(module.__file__))
+        shutil.copyfile(source, folder / source.name)
+    auto_map = {"AutoModelForImageClassification": f"modeling_cifar.{model_class.__name__}"}
+    write_json(folder / CONFIG, {**config, "auto_map": auto_map})
 
 
 def _complete_history(run: Path) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from aswa_hf._utils.checks import check_whole_number
 from aswa_hf._utils.warnings import warn_caller
+from aswa_hf.vision.architectures import CIFAR10_MEAN, CIFAR10_STD
 
-CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 CIFAR100_MEAN, CIFAR100_STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 GREY_MODES, COLOUR_MODES = {"1", "L", "LA"}, {"P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "LAB"}
 CHUNK = 1000

@@ -1,5 +1,6 @@
 """Faults of the Hub at every request of a push: it ends soon, in one line, without the token, with nothing or all."""
 
+import inspect
 import itertools
 import random
 import shutil
@@ -15,8 +16,9 @@ from huggingface_hub.utils import _http
 from transformers import BertConfig, BertForSequenceClassification
 
 from aswa_hf import ASWA
+from aswa_hf.cli.push import push as push_command
 from aswa_hf.hub import HubError, push_to_hub, save_run, write_repository
-from aswa_hf.hub.requests import bounded_requests
+from aswa_hf.hub.requests import TIMEOUT, bounded_requests
 
 SHORT = 0.5  # seconds, where an answer never comes
 UPLOAD = ("validate-yaml", "preupload", "lfs-batch", "lfs-upload", "lfs-verify")
@@ -200,6 +202,7 @@ def test_a_clients_own_timeouts_and_hooks_stay(hub, run):
         set_client_factory(_http.default_client_factory)
 
 
-def test_a_timeout_is_a_time(run):
+def test_a_timeout_is_a_time_and_the_commands_default_is_the_functions(run):
+    assert inspect.signature(push_command).parameters["timeout"].default == TIMEOUT
     with pytest.raises(ValueError, match="timeout must be above 0 seconds, got 0"):
         push_to_hub(run, "user/model", token=TOKEN, timeout=0)

@@ -4,11 +4,16 @@ import json
 import re
 
 import pytest
+import timm
+import torch
 from hub_client import TOKEN, image_run, kge_run
 from hub_server import HubServer
+from transformers import AutoModelForImageClassification
 from without_package import WITHOUT_THE_PACKAGE
 
-from aswa_hf.hub import write_repository
+import aswa_hf.vision  # noqa: F401 (registers architectures with timm)
+from aswa_hf import ASWA
+from aswa_hf.hub import save_run, write_repository
 
 LOADING = """
 import timm, torch
@@ -18,21 +23,33 @@ def load(**options):
     model = AutoModel.from_pretrained("user/kge", trust_remote_code=True, **options).eval()
     scores = model.score_tails(torch.tensor([0, 1]), torch.tensor([0, 1]))
     classifier = AutoModelForImageClassification.from_pretrained("user/image", **options).eval()
-    return scores, classifier(images).logits
+    own = AutoModelForImageClassification.from_pretrained("user/cifar", trust_remote_code=True, **options).eval()
+    return scores, classifier(images).logits, own(images.expand(1, 3, 16, 16)).logits
 
 images = torch.linspace(-1, 1, 256).view(1, 1, 16, 16)
 with torch.no_grad():
-    scores, logits = load(revision="v1")
+    scores, logits, own = load(revision="v1")
     for options in {}, {"revision": "v1", "local_files_only": True}:
-        assert all(torch.equal(one, other) for one, other in zip(load(**options), (scores, logits)))
+        assert all(torch.equal(one, other) for one, other in zip(load(**options), (scores, logits, own)))
     by_timm = timm.create_model("hf-hub:user/image", pretrained=True).eval()(images)
     assert torch.equal(by_timm, logits)
     assert torch.equal(timm.create_model("hf-hub:user/image@v1", pretrained=True).eval()(images), logits)
 assert not any(name.partition(".")[0] == "aswa_hf" for name in sys.modules)
-print(scores.flatten().tolist() + logits.flatten().tolist())
+print([found.flatten().tolist() for found in (scores, logits, own)])
 """
 
 MISSING = ("entities.json", "model.safetensors", "config.json", "aswa_trajectory.json")
+
+
+def cifar_run(folder):
+    """A network of ours, with statistics of BatchNorm that are not those of a new one."""
+    model = timm.create_model("preresnet20_cifar", num_classes=3)
+    with torch.no_grad():
+        model(torch.linspace(-2, 2, 4 * 3 * 16 * 16).view(4, 3, 16, 16))
+    aswa = ASWA(model, batchnorm="copy")
+    aswa.update(lambda: 0.5)
+    aswa.apply()
+    return save_run(model, folder, aswa, metric="accuracy")
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +57,7 @@ def repositories(tmp_path_factory):
     """The files of a link predictor's and of an image classifier's repository."""
     folder = tmp_path_factory.mktemp("runs")
     found = {}
-    for name, run in (("kge", kge_run), ("image", image_run)):
+    for name, run in (("kge", kge_run), ("image", image_run), ("cifar", cifar_run)):
         files = write_repository(run(folder / name), folder / f"{name}-files", f"user/{name}")
         found[name] = {path.name: path.read_bytes() for path in files.iterdir()}
     return found
@@ -55,9 +72,24 @@ def hub(repositories):
         yield server
 
 
-def test_models_are_loaded_without_the_package_by_revision_from_the_cache_and_offline(hub):
+def test_models_are_loaded_without_the_package_by_revision_from_the_cache_and_offline(hub, repositories, tmp_path):
     first = hub.run(WITHOUT_THE_PACKAGE + LOADING)
-    assert len(json.loads(first)) > 500
+    scores, logits, own = json.loads(first)
+    assert (len(scores) > 500, len(logits), len(own)) == (True, 10, 3)
+    # With the package, in timm alone, and from the folder of the run, it is the same network.
+    local = tmp_path / "cifar"
+    local.mkdir()
+    for name, content in repositories["cifar"].items():
+        (local / name).write_bytes(content)
+    images = torch.linspace(-1, 1, 256).view(1, 1, 16, 16).expand(1, 3, 16, 16)
+    with torch.no_grad():
+        by_timm = timm.create_model(f"local-dir:{local}", pretrained=True).eval()(images)
+        ours = AutoModelForImageClassification.from_pretrained(local).eval()(images).logits
+    torch.testing.assert_close(by_timm, torch.tensor([own]))
+    torch.testing.assert_close(ours, torch.tensor([own]))
+    card = repositories["cifar"]["README.md"].decode()
+    assert 'AutoModelForImageClassification.from_pretrained("user/cifar", trust_remote_code=True)' in card
+    assert "trust_remote_code" not in repositories["image"]["README.md"].decode()
     asked = len(hub.log)
     assert hub.run(WITHOUT_THE_PACKAGE + LOADING, HF_HUB_OFFLINE="1") == first
     assert len(hub.log) == asked
