@@ -36,17 +36,19 @@ class NoAnswerError(HubError):
 def bounded_requests(timeout: float) -> Iterator[None]:
     """Inside the block, every request of huggingface_hub ends after `timeout` seconds without an answer.
 
-    Timeouts that a user's own client has are kept, and so is the client itself.
+    The client stays the same, and so do timeouts of its own and of single requests.
     """
     if timeout <= 0:
         raise ValueError(f"The timeout must be above 0 seconds, got {timeout:g}.")
 
     def limit(request: Any) -> None:
         limits = request.extensions.get("timeout") or {}
+        if limits.get("read") is None:
+            watch = _Watch(f"{request.method} {_without_query(str(request.url))}", timeout)
+            request.extensions.setdefault("trace", watch)
         for kind in ("connect", "read", "write", "pool"):
             limits[kind] = timeout if limits.get(kind) is None else limits[kind]
         request.extensions["timeout"] = limits
-        request.extensions.setdefault("trace", _Watch(f"{request.method} {_without_query(str(request.url))}", limits))
 
     waits: list[float] = []
 
@@ -92,22 +94,21 @@ class _Watch:
     httpx calls it with the name of each event.
     """
 
-    def __init__(self, request: str, limits: dict[str, float]):
-        self.request, self.limits = request, limits
+    def __init__(self, request: str, timeout: float):
+        self.request, self.timeout = request, timeout
         self.timer: threading.Timer | None = None
 
     def __call__(self, event: str, info: dict[str, Any]) -> None:
         if event.endswith("receive_response_headers.started"):
-            seconds = self.limits["read"]
-            message = f"Waiting for the Hub to answer {self.request} (at most {seconds:g} s)"
-            self.timer = threading.Timer(seconds / 4, logger.warning, (message,))
+            message = f"Waiting for the Hub to answer {self.request} (at most {self.timeout:g} s)"
+            self.timer = threading.Timer(self.timeout / 4, logger.warning, (message,))
             self.timer.daemon = True
             self.timer.start()
         elif self.timer is not None:
             self.timer.cancel()
         error = info.get("exception")
         if event.endswith(".failed") and type(error).__name__.endswith("Timeout"):
-            raise NoAnswerError(f"no answer to {self.request} for {self.limits['read']:g} s")
+            raise NoAnswerError(f"no answer to {self.request} for {self.timeout:g} s")
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ class Step:
                 texts.append(text)
             # The cause of an error with an HTTP status only repeats it.
             cause = cause.__cause__ if status_of(cause) is None else None
-        found = "; ".join(texts) or type(error).__name__
+        found = "; ".join(text.rstrip(".") for text in texts) or type(error).__name__
         found = found.replace(self.token, "***") if self.token else found
         return found if len(found) <= REASON_LENGTH else f"{found[:REASON_LENGTH]}…"
 
