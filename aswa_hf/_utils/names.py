@@ -11,7 +11,8 @@ from typing import Any
 
 def did_you_mean(name: Any, known: Iterable[str]) -> str:
     """Returns a question with the known name that is nearest to an unknown one; an empty string if none is near."""
-    nearest = difflib.get_close_matches(str(name), list(known), n=1)
+    nearest = difflib.get_close_matches(str(name), list(known), n=5)
+    nearest.sort(key=lambda other: sorted(other) != sorted(str(name)))  # letters in another order are a typing error
     return f"Did you mean {nearest[0]!r}? " if nearest else ""
 
 

@@ -26,6 +26,7 @@ LABELS = {
     "aswa": "ASWA",
     "dense-aswa": "Dense ASWA",
     "fge": "FGE (predictions averaged)",
+    "lawa": "LAWA",
     "swa-all": "SWA over all epochs",
     "best-checkpoint": "the best checkpoint",
     "greedy": "greedy soup",

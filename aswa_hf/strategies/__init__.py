@@ -11,9 +11,10 @@ All share one interface, so that several can follow the same run without influen
 from aswa_hf.strategies.adaptive import ASWA, DenseASWA
 from aswa_hf.strategies.base import BATCHNORM_POLICIES, Evaluate, Outcome, Strategy, take_step
 from aswa_hf.strategies.exponential import EMA
-from aswa_hf.strategies.snapshots import SWA, BestCheckpoint, LastCheckpoint
+from aswa_hf.strategies.snapshots import LAWA, SWA, BestCheckpoint, LastCheckpoint
 
 __all__ = [
+    "LAWA",
     "ASWA",
     "BATCHNORM_POLICIES",
     "EMA",
@@ -29,5 +30,5 @@ __all__ = [
 ]
 
 STRATEGIES: dict[str, type[Strategy]] = {
-    strategy.name: strategy for strategy in (ASWA, DenseASWA, SWA, EMA, BestCheckpoint, LastCheckpoint)
+    strategy.name: strategy for strategy in (ASWA, DenseASWA, SWA, EMA, BestCheckpoint, LastCheckpoint, LAWA)
 }

@@ -183,13 +183,12 @@ class Strategy(ABC):
     def _part(self, name: str) -> WeightAverage:
         """Returns the further average of this name; it is new and empty when asked for the first time."""
         if name not in self.parts:
-            self.parts[name] = WeightAverage(
-                self.model,
-                dtype=self.average.dtype,
-                device=self.average.device,
-                average_buffers=self.average.average_buffers,
-            )
+            self.parts[name] = self._new_average()
         return self.parts[name]
+
+    def _new_average(self) -> WeightAverage:
+        ours = self.average
+        return WeightAverage(self.model, dtype=ours.dtype, device=ours.device, average_buffers=ours.average_buffers)
 
     @property
     def nbytes(self) -> int:

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from aswa_hf._utils.checks import check_whole_number
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.averaging import WeightAverage
-
-
-def check_count(name: str, value: int, unit: str) -> None:
-    """Raises ValueError or TypeError unless `value` is a whole number of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number of {unit}s, got {value!r}.")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1 {unit}, got {value}.")
 
 
 class Segment:
@@ -23,7 +16,7 @@ class Segment:
     """
 
     def __init__(self, average: WeightAverage, every: int):
-        check_count("every", every, "optimizer step")
+        check_whole_number("every", every)
         self.average = average
         self.every = every
         self.steps = 0

@@ -1,12 +1,15 @@
-"""Strategies over the snapshots of decision points: SWA, the best checkpoint, the last one."""
+"""Strategies over the snapshots of decision points: SWA, LAWA, the best checkpoint, the last one."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
 from aswa_hf import policy
+from aswa_hf._utils.checks import check_whole_number
+from aswa_hf.averaging import WeightAverage
 from aswa_hf.strategies.base import Evaluate, Outcome, Strategy, nothing
 from aswa_hf.trajectory import Decision
 
@@ -53,6 +56,66 @@ class SWA(Strategy):
         raise ValueError(
             f"start={self.start} is a fraction of the run: pass total=, the number of decision points, to SWA."
         )
+
+
+class LAWA(Strategy):
+    """Latest Weight Averaging: the mean of the last `k` snapshots, which takes the memory of `k` copies."""
+
+    name = "lawa"
+
+    def __init__(self, model: nn.Module, *, k: int = 5, **options: Any):
+        super().__init__(model, **options)
+        check_whole_number("k", k)
+        self.k = k
+
+    def _decide(self, evaluate: Evaluate | None, running_score: float | None, step: int | None) -> Outcome:
+        point = len(self.trajectory)
+        earlier = [self._slot(index) for index in range(max(0, point - self.k + 1), point)]
+        if not earlier:
+            score = self._running_score(evaluate, running_score)
+
+            def restart() -> None:
+                self._restart(score)
+                self._keep(point)
+
+            return Outcome(Decision.HARD if point else Decision.INIT, restart, score)
+        mean = self._new_average()
+        for count, snapshot in enumerate(earlier, start=1):
+            mean.blend(1 / count, snapshot) if count > 1 else mean.assign(snapshot)
+        weight = 1 / (len(earlier) + 1)
+        score, buffers = None, None
+        if evaluate is not None:
+            with mean.lookahead(weight):
+                score, buffers = self._score_averaged(evaluate, "lawa weights")
+
+        def commit() -> None:
+            self.average.assign(mean)
+            self.average.blend(weight)
+            self.average.copy_buffers(buffers)
+            self.members, self.score, self._stale = len(earlier) + 1, score, buffers is None
+            self._keep(point)
+
+        return Outcome(Decision.SOFT, commit, running_score)
+
+    @property
+    def alphas(self) -> list[float]:
+        return [0.0] * (len(self.trajectory) - self.members) + [1 / self.members] * self.members
+
+    def _slot(self, point: int) -> WeightAverage:
+        """Returns where the snapshot of a decision point is kept; it replaces one that is no longer needed."""
+        return self._part(f"snapshot-{point % (self.k - 1)}")
+
+    def _keep(self, point: int) -> None:
+        if self.k > 1:
+            self._slot(point).assign()
+
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().check_state_dict(state)
+        if state["k"] != self.k:
+            raise ValueError(f"This state was saved with k={state['k']}, this strategy has k={self.k}.")
+
+    def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
+        return super().state_dict(copy=copy) | {"k": self.k}
 
 
 class BestCheckpoint(Strategy):
