@@ -13,7 +13,7 @@ from torch import nn
 from aswa_hf._utils.checks import check_whole_number
 from aswa_hf._utils.names import did_you_mean, parse_strategy, split_strategies
 from aswa_hf.batchnorm import default_train_batches
-from aswa_hf.strategies import ASWA, BATCHNORM_POLICIES, EMA, STRATEGIES, SWA, DenseASWA, Strategy
+from aswa_hf.strategies import ASWA, BATCHNORM_POLICIES, EMA, STRATEGIES, SWA, BestEMA, DenseASWA, Strategy
 from aswa_hf.trajectory import Decision
 
 Metric = str | Mapping[str, float] | Callable[[Mapping[str, float]], float]
@@ -217,6 +217,7 @@ def build_strategies(
         SWA: {"start": 0.75},
         # A short run must not be dominated by its first weights.
         EMA: {"warmup": True},
+        BestEMA: {"warmup": True},
     }
     strategies = {}
     for name, factory in factories.items():

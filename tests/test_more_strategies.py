@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
 import torch
 from torch import nn
 
-from aswa_hf import LAWA, Decision
+from aswa_hf import EMA, LAWA, BestEMA, Decision
 
 INIT, HARD, SOFT, REJECT = Decision.INIT, Decision.HARD, Decision.SOFT, Decision.REJECT
 
@@ -72,3 +73,48 @@ def test_lawa_refuses_a_k_out_of_range_and_the_state_of_another_k():
             LAWA(Point(), k=k)
     with pytest.raises(ValueError, match="saved with k=3, this strategy has k=5"):
         LAWA(Point()).load_state_dict(LAWA(Point(), k=3).state_dict())
+
+
+# BestEMA
+
+
+@pytest.mark.parametrize("warmup", [True, False])
+@pytest.mark.parametrize("greater_is_better", [True, False])
+def test_best_ema_is_the_ema_of_the_best_decision_point(warmup, greater_is_better):
+    options = {"decay": 0.7, "warmup": warmup, "greater_is_better": greater_is_better}
+    best, ema = BestEMA(Point(), **options), EMA(Point(), **options)
+    scores = [0.3, 0.5, 0.5, math.nan, 0.4, 0.9, 0.1]
+    sign = 1 if greater_is_better else -1
+    kept: tuple[float, float, list[float]] | None = None
+    for index, score in enumerate(scores):
+        for strategy in (best, ema):
+            take_steps(strategy, walk(3, seed=index))
+        now = ensemble(ema)
+        seen = []
+        if math.isnan(score):
+            with pytest.warns(UserWarning, match="ema weights is nan"):
+                ema.update(lambda: math.nan)
+            with pytest.warns(UserWarning, match="ema weights is nan"):
+                assert best.update(lambda: math.nan) is REJECT
+        else:
+            ema.update(lambda score=score: score)
+            decision = best.update(lambda score=score, seen=seen: seen.append(best.model.value) or score)
+            assert seen == [now]
+            if kept is None or sign * score > sign * kept[1]:
+                assert decision is (INIT if kept is None else HARD)
+                kept = now, score, ema.alphas
+            else:
+                assert decision is REJECT
+        assert (ensemble(best), best.score) == kept[:2]
+        assert best.alphas == pytest.approx(kept[2] + [0.0] * (index + 1 - len(kept[2])))
+        assert sum(best.alphas) == pytest.approx(1)
+
+
+def test_best_ema_needs_steps_and_something_to_decide_by():
+    with pytest.raises(RuntimeError, match=r"BestEMA averages optimizer steps: call its step\(\)"):
+        BestEMA(Point()).update(lambda: 0.5)
+    best = BestEMA(Point(), every=2)
+    best.step()
+    with pytest.raises(TypeError, match="BestEMA decides by validation"):
+        best.update()
+    assert best.update(lambda: 0.5) is REJECT

@@ -27,6 +27,7 @@ LABELS = {
     "dense-aswa": "Dense ASWA",
     "fge": "FGE (predictions averaged)",
     "lawa": "LAWA",
+    "best-ema": "the best EMA",
     "swa-all": "SWA over all epochs",
     "best-checkpoint": "the best checkpoint",
     "greedy": "greedy soup",

@@ -5,15 +5,57 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from aswa_hf import policy
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.averaging import WeightAverage
 from aswa_hf.strategies.base import Evaluate, Outcome, Strategy, nothing
 from aswa_hf.trajectory import Decision
 
 
-class EMA(Strategy):
+class StepAverage(Strategy):
+    """Base class of averages that are updated after every `every`-th optimizer step, whatever the scores are."""
+
+    def __init__(self, model: nn.Module, *, every: int = 1, **options: Any):
+        super().__init__(model, **options)
+        if every < 1:
+            raise ValueError(f"every must be at least 1 optimizer step, got {every}.")
+        self.every = every
+        self.steps = 0
+
+    def _require_steps(self) -> None:
+        if self.steps == 0:
+            raise RuntimeError(
+                f"{type(self).__name__} averages optimizer steps: call its step() after each of them, before update()."
+            )
+
+    def _decide(self, evaluate: Evaluate | None, running_score: float | None, step: int | None) -> Outcome:
+        self._require_steps()
+        if self.members == 0:
+            return Outcome(Decision.REJECT, nothing, running_score)
+        # Since the last decision each rank has averaged the buffers of its own batches.
+        self.average.share_buffers()
+        score = None
+        if evaluate is not None:
+            with self.swapped():
+                score = self._score(evaluate, f"{self.name} weights")
+
+        def commit() -> None:
+            self.score = score
+
+        first = not any(record.members for record in self.trajectory)
+        return Outcome(Decision.INIT if first else Decision.SOFT, commit, running_score)
+
+    def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
+        return super().state_dict(copy=copy) | {"steps": self.steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.steps = state["steps"]
+
+
+class EMA(StepAverage):
     """Exponential moving average: Θ_A := decay · Θ_A + (1 − decay) · Θ after every `every`-th optimizer step.
 
     `warmup` lets the decay grow with the number of updates t as (1 + t) / (10 + t), up to `decay`, so that a short
@@ -22,18 +64,12 @@ class EMA(Strategy):
 
     name = "ema"
 
-    def __init__(
-        self, model: nn.Module, *, decay: float = 0.999, every: int = 1, warmup: bool = False, **options: Any
-    ):
+    def __init__(self, model: nn.Module, *, decay: float = 0.999, warmup: bool = False, **options: Any):
         super().__init__(model, **options)
         if not 0 <= decay < 1:
             raise ValueError(f"decay must be in [0, 1), got {decay}.")
-        if every < 1:
-            raise ValueError(f"every must be at least 1 optimizer step, got {every}.")
         self.decay = decay
-        self.every = every
         self.warmup = warmup
-        self.steps = 0
 
     def _after_step(self) -> Iterable[tuple[WeightAverage, float]]:
         self.steps += 1
@@ -52,40 +88,73 @@ class EMA(Strategy):
                 "EMA.step() was not called after optimizer steps: averaging one snapshot per decision point instead."
             )
             return self._add_snapshot(1 - self._decay(self.members), evaluate, running_score)
-        if self.members == 0:
-            return Outcome(Decision.REJECT, nothing, running_score)
-        # Since the last decision each rank has averaged the buffers of its own batches.
-        self.average.share_buffers()
-        score = None
-        if evaluate is not None:
-            with self.swapped():
-                score = self._score(evaluate, "ema weights")
-
-        def commit() -> None:
-            self.score = score
-
-        first = not any(record.members for record in self.trajectory)
-        return Outcome(Decision.INIT if first else Decision.SOFT, commit, running_score)
+        return super()._decide(evaluate, running_score, step)
 
     @property
     def alphas(self) -> list[float]:
         """For each decision point, the total weight of the snapshots taken since the previous one."""
-        # remaining[t]: the weight that later updates leave to the first t + 1 snapshots
-        weights: list[float] = []
-        total, before = 0.0, 0
-        updates = self.trajectory[-1].members if self.trajectory else 0
-        remaining = [1.0] * (updates + 1)
-        for t in range(updates - 1, 0, -1):
+        return self._shares([record.members for record in self.trajectory])
+
+    def _shares(self, updates: list[int]) -> list[float]:
+        """Returns the weights of the updates between decision points, given how many there were until each."""
+        last = updates[-1] if updates else 0
+        # remaining[t]: the weight that later updates leave to the first t of them
+        remaining = [1.0] * (last + 1)
+        for t in range(last - 1, 0, -1):
             remaining[t] = remaining[t + 1] * self._decay(t)
-        for record in self.trajectory:
-            share = remaining[record.members] if record.members > before else total
-            weights.append(share - total)
-            total, before = share, record.members
-        return weights
+        totals = [remaining[count] if count else 0.0 for count in updates]
+        return [total - before for total, before in zip(totals, [0.0, *totals], strict=False)]
+
+
+class BestEMA(EMA):
+    """The exponential moving average at the decision point where it did best on validation."""
+
+    name = "best-ema"
+
+    def __init__(self, model: nn.Module, **options: Any):
+        super().__init__(model, **options)
+        self.ema = self._part("ema")
+        self._updates = [0]  # until each decision point, and until now
+
+    def _after_step(self) -> Iterable[tuple[WeightAverage, float]]:
+        self.steps += 1
+        if self.steps % self.every:
+            return ()
+        weight = 1 - self._decay(self._updates[-1]) if self._updates[-1] else 1.0
+        self._updates[-1] += 1
+        return [(self.ema, weight)]
+
+    def _decide(self, evaluate: Evaluate | None, running_score: float | None, step: int | None) -> Outcome:
+        self._require_steps()
+        if evaluate is None:
+            raise TypeError("BestEMA decides by validation: update() needs a function that returns the score.")
+        score: float | None = None
+        buffers: dict[str, Tensor] = {}
+        if self._updates[-1]:
+            self.ema.share_buffers()
+            with self.ema.swapped():
+                score, buffers = self._score_averaged(evaluate, "ema weights")
+        decision = Decision(
+            policy.decide(self.members, self.score, score, None, greater_is_better=self.greater_is_better)
+        )
+
+        def commit() -> None:
+            if decision is not Decision.REJECT:
+                self._restart(score, self.ema)
+                self.average.copy_buffers(buffers)
+            self._updates.append(self._updates[-1])
+
+        return Outcome(decision, commit, running_score, snapshot_score=score)
+
+    @property
+    def alphas(self) -> list[float]:
+        """For each decision point, the total weight of the steps since the previous one."""
+        best = max((r.index for r in self.trajectory if r.decision is not Decision.REJECT), default=-1)
+        return self._shares(self._updates[: best + 1]) + [0.0] * (len(self.trajectory) - best - 1)
 
     def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
-        return super().state_dict(copy=copy) | {"steps": self.steps}
+        return super().state_dict(copy=copy) | {"updates": list(self._updates)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self.steps = state["steps"]
+        self._updates = list(state["updates"])
