@@ -9,13 +9,14 @@ if TYPE_CHECKING:
     from aswa_hf.checkpoints import average_checkpoints
     from aswa_hf.ensembles import FGE, PredictionEnsemble
     from aswa_hf.experiments import ImageRun, KGERun, train_image, train_kge
-    from aswa_hf.strategies import ASWA, EMA, LAWA, SWA, BestCheckpoint, BestEMA, DenseASWA, LastCheckpoint
+    from aswa_hf.strategies import ASWA, BEMA, EMA, LAWA, SWA, BestCheckpoint, BestEMA, DenseASWA, LastCheckpoint
     from aswa_hf.trainer import ASWACallback
     from aswa_hf.trajectory import Decision, Trajectory
 
     __version__: str
 
 __all__ = [
+    "BEMA",
     "BestEMA",
     "LAWA",
     "ASWA",
@@ -41,9 +42,8 @@ __all__ = [
 # Imported on first access: a plain loop does not need transformers, and shell completion does not need torch.
 # Importing either takes seconds.
 _MODULES = {
-    **dict.fromkeys(
-        ("ASWA", "BestEMA", "LAWA", "BestCheckpoint", "DenseASWA", "EMA", "LastCheckpoint", "SWA"), "strategies"
-    ),
+    **dict.fromkeys(("ASWA", "DenseASWA", "SWA", "LAWA", "BestCheckpoint", "LastCheckpoint"), "strategies"),
+    **dict.fromkeys(("EMA", "BestEMA", "BEMA"), "strategies"),
     **dict.fromkeys(("FGE", "PredictionEnsemble"), "ensembles"),
     **dict.fromkeys(("Decision", "Trajectory"), "trajectory"),
     "ASWACallback": "trainer",

@@ -10,7 +10,7 @@ process averages the rows it holds.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -134,6 +134,18 @@ class WeightAverage:
             torch._foreach_lerp_([self.averaged[name] for name in matching], list(matching.values()), weight)
         if with_buffers:
             _copy_by_name(self.copied, copied)
+
+    @torch.no_grad()
+    def combine(self, parts: Sequence[tuple[float, WeightAverage | None]]) -> None:
+        """Θ_A := Σ c_i · Θ_i for pairs of a coefficient and an average of this model; None is the running model."""
+        (first, source), *others = parts
+        self.assign(source)
+        torch._foreach_mul_(list(self.averaged.values()), first)
+        running, _ = self._running()
+        for coefficient, part in others:
+            for name, theirs in (running if part is None else part.averaged).items():
+                for a, t in _pieces(self.averaged[name], theirs):
+                    a.add_(t.to(a.device, a.dtype), alpha=coefficient)
 
     @torch.no_grad()
     def copy_buffers(self, buffers: Mapping[str, Tensor] | None = None) -> None:

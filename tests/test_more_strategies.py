@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from aswa_hf import EMA, LAWA, BestEMA, Decision
+from aswa_hf import BEMA, EMA, LAWA, BestEMA, Decision
 
 INIT, HARD, SOFT, REJECT = Decision.INIT, Decision.HARD, Decision.SOFT, Decision.REJECT
 
@@ -118,3 +118,52 @@ def test_best_ema_needs_steps_and_something_to_decide_by():
     with pytest.raises(TypeError, match="BestEMA decides by validation"):
         best.update()
     assert best.update(lambda: 0.5) is REJECT
+
+
+# BEMA
+
+
+def literal_bema(
+    initial: float, values: list[float], kappa: float, eta: float, rho: float, every: int
+) -> float | None:
+    ema, result = initial, None
+    for t, value in enumerate(values, start=1):
+        if t % every == 0:
+            beta, alpha = (rho + t) ** -kappa, (rho + t) ** -eta
+            ema = (1 - beta) * ema + beta * value
+            result = ema + alpha * (value - initial)
+    return result
+
+
+@pytest.mark.parametrize("options", [{"every": 1}, {"every": 3}, {"every": 2, "kappa": 0.7, "eta": 0.4, "rho": 5.0}])
+def test_bema_is_the_ema_with_its_bias_corrected(options):
+    bema, values = BEMA(Point(1.5), **options), walk(12)
+    given = {"kappa": 0.5, "eta": 0.2, "rho": 10.0} | options
+    for index in range(0, 12, 2):
+        take_steps(bema, values[index : index + 2])
+        expected = literal_bema(1.5, values[: index + 2], **given)
+        began = any(record.members for record in bema.trajectory)
+        assert bema.update(lambda: 0.5) is (REJECT if expected is None else SOFT if began else INIT)
+        assert ensemble(bema) == (None if expected is None else pytest.approx(expected))
+    assert sum(bema.alphas) == pytest.approx(1)
+
+
+def test_the_weights_of_bema_rebuild_it():
+    bema, values = BEMA(Point(1.5), every=1), walk(6)
+    for value in values:
+        take_steps(bema, [value])
+        bema.update(lambda: 0.5)
+    first = 1.0
+    for t in range(1, 7):
+        first *= 1 - (10 + t) ** -0.5
+    first -= 16**-0.2  # the weight of the initial weights, which is counted for the first point
+    rebuilt = sum(a * v for a, v in zip(bema.alphas, values, strict=True)) + first * (1.5 - values[0])
+    assert ensemble(bema) == pytest.approx(rebuilt)
+
+
+def test_bema_has_the_constants_of_trl_and_refuses_others_that_make_no_sense():
+    bema = BEMA(Point())
+    assert (bema.kappa, bema.eta, bema.rho, bema.every) == (0.5, 0.2, 10.0, 400)
+    for name, value in (("kappa", -0.1), ("kappa", 1.5), ("eta", 2.0), ("rho", 0.0), ("rho", math.inf), ("every", 0)):
+        with pytest.raises(ValueError, match=f"{name} must be"):
+            BEMA(Point(), **{name: value})

@@ -32,7 +32,8 @@ def data() -> TensorDataset:
 
 def build(name: str, model: nn.Module, **options):
     batches = DataLoader(data(), batch_size=8, shuffle=True)
-    return STRATEGIES[name](model, **{"train_batches": batches, **options})
+    own = {"bema": {"every": 2}}  # its default needs longer runs
+    return STRATEGIES[name](model, **{"train_batches": batches, **own.get(name, {}), **options})
 
 
 def snapshot(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -28,6 +28,7 @@ LABELS = {
     "fge": "FGE (predictions averaged)",
     "lawa": "LAWA",
     "best-ema": "the best EMA",
+    "bema": "BEMA",
     "swa-all": "SWA over all epochs",
     "best-checkpoint": "the best checkpoint",
     "greedy": "greedy soup",

@@ -10,10 +10,11 @@ All share one interface, so that several can follow the same run without influen
 
 from aswa_hf.strategies.adaptive import ASWA, DenseASWA
 from aswa_hf.strategies.base import BATCHNORM_POLICIES, Evaluate, Outcome, Strategy, take_step
-from aswa_hf.strategies.exponential import EMA, BestEMA
+from aswa_hf.strategies.exponential import BEMA, EMA, BestEMA
 from aswa_hf.strategies.snapshots import LAWA, SWA, BestCheckpoint, LastCheckpoint
 
 __all__ = [
+    "BEMA",
     "BestEMA",
     "LAWA",
     "ASWA",
@@ -31,5 +32,6 @@ __all__ = [
 ]
 
 STRATEGIES: dict[str, type[Strategy]] = {
-    strategy.name: strategy for strategy in (ASWA, DenseASWA, SWA, EMA, BestCheckpoint, LastCheckpoint, LAWA, BestEMA)
+    strategy.name: strategy
+    for strategy in (ASWA, DenseASWA, SWA, EMA, BestCheckpoint, LastCheckpoint, LAWA, BestEMA, BEMA)
 }

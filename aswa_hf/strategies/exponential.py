@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -158,3 +159,72 @@ class BestEMA(EMA):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self._updates = list(state["updates"])
+
+
+class BEMA(StepAverage):
+    """Bias-corrected EMA: Θ_A := EMA_t + α_t (Θ_t − Θ_0), with Θ_0 the weights when the strategy is built.
+
+    After every `every`-th of t optimizer steps, EMA_t := (1 − β_t) EMA_{t−1} + β_t Θ_t, where β_t = (ρ + t)^−κ and
+    α_t = (ρ + t)^−η (Block and others, 2025). The defaults are those of TRL's `BEMACallback`. A run of fewer than
+    `every` steps has no average.
+    """
+
+    name = "bema"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        kappa: float = 0.5,
+        eta: float = 0.2,
+        rho: float = 10.0,
+        every: int = 400,
+        **options: Any,
+    ):
+        super().__init__(model, every=every, **options)
+        for name, value in (("kappa", kappa), ("eta", eta)):
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name} must be in [0, 1], got {value}.")
+        if not 1 <= rho < math.inf:
+            raise ValueError(f"rho must be at least 1, got {rho}.")
+        self.kappa, self.eta, self.rho = kappa, eta, rho
+        self.initial, self.ema = self._part("initial"), self._part("ema")
+        self.initial.assign()
+        self.ema.assign()
+
+    def _after_step(self) -> Iterable[tuple[WeightAverage, float]]:
+        self.steps += 1
+        if self.steps % self.every == 0:
+            self.ema.blend(self._beta(self.steps), with_buffers=True)
+            alpha = self._alpha(self.steps)
+            self.average.combine([(1.0, self.ema), (alpha, None), (-alpha, self.initial)])
+            self.members, self.score, self._stale = self.members + 1, None, True
+        return ()
+
+    def _beta(self, steps: int) -> float:
+        beta: float = (self.rho + steps) ** -self.kappa
+        return beta
+
+    def _alpha(self, steps: int) -> float:
+        alpha: float = (self.rho + steps) ** -self.eta
+        return alpha
+
+    @property
+    def alphas(self) -> list[float]:
+        """For each decision point, the total weight of the snapshots taken since the previous one.
+
+        That of the initial weights, which the correction makes small or negative, counts for the first of them.
+        """
+        updates = self.trajectory[-1].members if self.trajectory else 0
+        weights = [1.0]
+        for update in range(1, updates + 1):
+            beta = self._beta(update * self.every)
+            weights = [weight * (1 - beta) for weight in weights] + [beta]
+        if updates:
+            weights[0] -= self._alpha(updates * self.every)
+            weights[-1] += self._alpha(updates * self.every)
+        shares, before = [], -1
+        for record in self.trajectory:
+            shares.append(sum(weights[before + 1 : record.members + 1]) if record.members else 0.0)
+            before = record.members if record.members else before
+        return shares
