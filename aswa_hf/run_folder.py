@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aswa_hf._utils.files import read_object, write_text
+from aswa_hf._utils.files import read_json, write_text
 from aswa_hf.strategies import Strategy
-from aswa_hf.trajectory import save_trajectories
+from aswa_hf.trajectory import Number, save_trajectories
 
 SETTINGS, RESULTS = "settings.json", "results.json"
 TRAJECTORY, PICTURE = "aswa_trajectory.json", "trajectory.png"
@@ -31,6 +32,52 @@ WEIGHTS, ADAPTER_WEIGHTS, WEIGHTS_INDEX = (
 TRAINER_STATE = "trainer_state.json"
 STATE_FOLDER = "aswa"
 CHECKPOINT_PREFIX = "checkpoint-"
+
+# What the package reads of each file; other fields may have any value.
+Metrics = dict[str, Number | dict[str, Number]]
+
+
+@dataclass
+class Measured:
+    """The schema of files with the metrics of strategies by split."""
+
+    strategies: dict[str, dict[str, Metrics | int]]
+
+
+@dataclass
+class Results(Measured):
+    """The schema of results.json."""
+
+    task: str
+    dataset: str
+    model: str
+    seed: int | None = None
+    settings: dict[str, Any] | None = None
+
+
+@dataclass
+class Config:
+    """The schema of config.json, whichever library wrote it."""
+
+    model_type: str | None = None
+    architectures: list[str] | None = None
+    architecture: str | None = None
+    auto_map: dict[str, Any] | None = None
+
+
+@dataclass
+class WeightsIndex:
+    """The schema of model.safetensors.index.json."""
+
+    weight_map: dict[str, str]
+
+
+@dataclass
+class TrainerProgress:
+    """The schema of trainer_state.json."""
+
+    epoch: float
+    global_step: int
 
 
 def checkpoint_folder(folder: str | Path, step: int) -> Path:
@@ -61,7 +108,19 @@ def last_trainer_checkpoint(folder: str | Path) -> Path | None:
 
 def epochs_done(checkpoint: Path | None) -> float:
     """Returns the number of epochs after which a Trainer wrote a checkpoint."""
-    return 0.0 if checkpoint is None else float(read_object(checkpoint / TRAINER_STATE)["epoch"])
+    return 0.0 if checkpoint is None else float(read_trainer_state(checkpoint)["epoch"])
+
+
+def read_trainer_state(checkpoint: Path) -> dict[str, Any]:
+    """Returns the state of a Trainer in one of its checkpoints."""
+    state: dict[str, Any] = read_json(checkpoint / TRAINER_STATE, TrainerProgress, finite=False)
+    return state
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Returns the configuration of a model."""
+    config: dict[str, Any] = read_json(path, Config, finite=False)
+    return config
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

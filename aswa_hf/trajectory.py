@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from aswa_hf import policy
-from aswa_hf._utils.files import write_text
+from aswa_hf._utils.files import read_json, write_text
 
 FORMAT = "aswa-trajectory"
 VERSION = 1
+
+Number = float | Literal["nan", "inf", "-inf"]
+"""A number in a JSON file, as `encode_number` writes it."""
 
 
 class Decision(Enum):
@@ -130,14 +133,40 @@ def save_trajectories(
 
 def load_trajectories(path: str | Path) -> tuple[dict[str, Trajectory], dict[str, Any]]:
     """Returns the histories by strategy, and everything else that the file says about the run."""
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not a JSON file ({error}). Expected one written by aswa-hf.") from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT or content.get("version") != VERSION:
-        raise ValueError(f"{path} is not an {FORMAT} file of version {VERSION}. Expected one written by aswa-hf.")
-    try:
-        strategies = content.pop("strategies")
-        return {name: Trajectory.from_json(s["records"]) for name, s in strategies.items()}, content
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is damaged: {error!r}. Expected a file written by aswa-hf.") from None
+    content = read_json(path, _File)
+    strategies = content.pop("strategies")
+    return {name: Trajectory.from_json(history["records"]) for name, history in strategies.items()}, content
+
+
+@dataclass
+class _SavedRecord:
+    """The schema of a `Record` in a file."""
+
+    index: int
+    step: int | None
+    epoch: float | None
+    running_score: Number | None
+    lookahead_score: Number | None
+    score: Number | None
+    members: int
+    decision: Decision
+
+
+@dataclass
+class _History:
+    records: list[_SavedRecord]
+    alphas: list[float] = field(default_factory=list)
+
+
+@dataclass
+class _File:
+    """The schema of a trajectory file."""
+
+    format: Literal["aswa-trajectory"]
+    version: Literal[1]
+    metric: str
+    greater_is_better: bool
+    strategies: dict[str, _History]
+    applied: str | None = None
+    run: dict[str, Any] | None = None
+    checkpoints: list[str] = field(default_factory=list)

@@ -43,7 +43,7 @@ CORE = ORDER[: ORDER.index("checkpoint") + 1]
 
 # What the core may import beside the standard library: at the top of a module, and inside its functions.
 AT_THE_TOP = {"checkpoint": {"torch", "safetensors"}, "_utils": {"torch", "filelock"}}  # torch needs filelock too
-IN_FUNCTIONS: dict[str, set[str]] = {}
+IN_FUNCTIONS: dict[str, set[str]] = {"_utils": {"pydantic"}}
 
 
 def modules() -> dict[str, list[Path]]:

@@ -103,23 +103,26 @@ def with_records(content: dict, records) -> dict:
 
 
 DAMAGES = {
-    "no strategies": (lambda c: without(c, "strategies"), "is damaged"),
-    "strategies are a list": (lambda c: {**c, "strategies": [1]}, "is damaged"),
-    "no records": (lambda c: without(c, "strategies", "aswa", "records"), "is damaged"),
-    "records are a number": (lambda c: with_records(c, 7), "is damaged"),
-    "a record is text": (lambda c: with_records(c, ["x"]), "A record of a trajectory must have the keys"),
-    "a record lacks a key": (lambda c: with_records(c, [{"index": 0}]), "A record of a trajectory must have the keys"),
+    "no strategies": (lambda c: without(c, "strategies"), "has no 'strategies'"),
+    "strategies are a list": (lambda c: {**c, "strategies": [1]}, r"strategies is \[1\], expected an object"),
+    "no records": (lambda c: without(c, "strategies", "aswa", "records"), "has no 'records' in strategies.aswa"),
+    "records are a number": (lambda c: with_records(c, 7), "strategies.aswa.records is 7, expected a list"),
+    "a record is text": (lambda c: with_records(c, ["x"]), r"records\[0\] is 'x', expected an object"),
+    "a record lacks a key": (
+        lambda c: with_records(c, [{"index": 0}]),
+        r"has no 'step' in strategies.aswa.records\[0\]",
+    ),
     "an unknown decision": (
         lambda c: with_records(c, [c["strategies"]["aswa"]["records"][0] | {"decision": "maybe"}]),
-        "'maybe' is not a valid Decision",
+        "decision is 'maybe', expected 'init', 'hard', 'soft' or 'reject'",
     ),
     "a score is text": (
         lambda c: with_records(c, [c["strategies"]["aswa"]["records"][0] | {"score": "good"}]),
-        "could not convert string to float",
+        "score is 'good', expected a number",
     ),
-    "another format": (lambda c: c | {"format": "aswa-state"}, "is not an aswa-trajectory file of version 1"),
-    "another version": (lambda c: c | {"version": 2}, "is not an aswa-trajectory file of version 1"),
-    "a list": (lambda c: [c], "is not an aswa-trajectory file"),
+    "another format": (lambda c: c | {"format": "aswa-state"}, "format is 'aswa-state', expected 'aswa-trajectory'"),
+    "another version": (lambda c: c | {"version": 2}, "version is 2, expected 1"),
+    "a list": (lambda c: [c], "expected an object"),
 }
 
 
@@ -138,7 +141,7 @@ def test_a_damaged_or_foreign_file_is_one_clear_error_with_its_name(tmp_path, da
 def test_a_file_that_is_not_json_is_one_clear_error(tmp_path, content):
     path = tmp_path / "bad.json"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"bad\.json is not a JSON file .* Expected one written by aswa-hf"):
+    with pytest.raises(ValueError, match=r"bad\.json is not a JSON file"):
         load_trajectories(path)
 
 

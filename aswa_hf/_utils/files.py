@@ -1,14 +1,28 @@
-"""Atomic writes, JSON objects, and hints for mistyped folders."""
+"""Atomic writes, JSON files that others may have written or damaged, and hints for mistyped folders."""
 
 from __future__ import annotations
 
 import difflib
 import json
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+LARGEST = 2**63  # larger integers do not fit into a tensor or an array
+SHOWN = 60  # characters of a wrong value in an error message
+# What was expected, by pydantic's types of errors.
+TYPES = {
+    "bool_type": "true or false",
+    "dataclass_type": "an object",
+    "dict_type": "an object",
+    "float_type": "a number",
+    "int_type": "an integer",
+    "list_type": "a list",
+    "string_type": "a string",
+}
 
 
 @contextmanager
@@ -37,15 +51,94 @@ def write_text(path: str | Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """Reads the JSON object in a file; raises ValueError with the name of the file if it holds anything else."""
+def read_json(path: str | Path, schema: Any = dict[str, Any], *, finite: bool = True) -> Any:
+    """Returns the content of a JSON file; raises ValueError, with file and field, if it does not fit `schema`.
+
+    `schema` is a type: `list[str]`, or a dataclass for an object of which some fields are known. Objects are returned
+    as dicts with all their fields. `finite=False` accepts NaN and Infinity, which some libraries write.
+    """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not a JSON file ({error}). Save it again.") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} does not hold a JSON object. Save it again.")
+        text = Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not a JSON file: byte {error.start + 1} is not UTF-8 text.") from None
+    return parse_json(text, str(path), schema, finite=finite)
+
+
+def read_object(path: str | Path) -> dict[str, Any]:
+    """Returns the JSON object in a file of any program, whatever its fields."""
+    content: dict[str, Any] = read_json(path, finite=False)
     return content
+
+
+def parse_json(text: str, where: str, schema: Any = dict[str, Any], *, finite: bool = True) -> Any:
+    """Returns the content of a JSON text, checked like that of a file; `where` names it in errors."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        content = json.loads(
+            text,
+            parse_int=_integer,
+            parse_float=_finite if finite else float,
+            parse_constant=_finite if finite else float,
+        )
+        TypeAdapter(schema).validate_json(text, strict=True)
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_context=False)
+        raise ValueError(f"{where}{_problem(content, problems)}") from None
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        raise ValueError(f"{where} is not a JSON file, or is damaged: {error.msg} at {place}.") from None
+    except ValueError as error:  # from the functions that convert numbers
+        raise ValueError(f"{where}: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{where} is damaged: its lists and objects are nested too deeply.") from None
+    return content
+
+
+def _integer(text: str) -> int:
+    if len(text) > 20 or abs(int(text)) >= LARGEST:
+        raise ValueError(f"the number {_short(text)} is out of range.")
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{_short(text)} is not a finite number.")
+    return number
+
+
+def _problem(content: Any, problems: Any) -> str:
+    """The first problem that pydantic found, and what was expected in its place."""
+    if problems[0]["type"] == "json_invalid":
+        return f" is damaged: {problems[0]['msg']}."
+    # A union has a problem for each of its types: those that look deepest into the content say most.
+    first = max(problems, key=lambda one: len(_find(content, one["loc"])[0]))
+    field, found = _find(content, first["loc"])
+    if first["type"] == "missing":
+        return f" has no {first['loc'][-1]!r}" + (f" in {field}." if field else ".")
+    same = [one for one in problems if _find(content, one["loc"])[0] == field]
+    words = [TYPES.get(one["type"], one["msg"].removeprefix("Input should be ")) for one in same]
+    expected = " or ".join(dict.fromkeys(words))
+    return f"{f': {field} is' if field else ' contains'} {_short(repr(found))}, expected {expected}."
+
+
+def _find(content: Any, place: tuple[int | str, ...]) -> tuple[str, Any]:
+    """The field at a place, as text, and its value; pydantic adds names of types to places, which are left out."""
+    field = ""
+    for step in place:
+        if isinstance(step, int) and isinstance(content, list):
+            field += f"[{step}]"
+        elif isinstance(content, dict) and step in content:
+            field += f".{step}" if field else str(step)
+        else:
+            continue
+        content = content[step]
+    return field, content
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
 def refuse_mistyped(name: str | os.PathLike[str]) -> None:

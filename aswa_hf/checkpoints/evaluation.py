@@ -14,13 +14,12 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from aswa_hf import policy
-from aswa_hf._utils.files import read_object
 from aswa_hf._utils.random_state import preserved_rng
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.averaging import persistent_buffers
 from aswa_hf.batchnorm import Batches, Recalibration
 from aswa_hf.checkpoints.tensors import Checkpoint
-from aswa_hf.run_folder import CONFIG
+from aswa_hf.run_folder import CONFIG, read_config
 
 Evaluate = Callable[[Any], Any]
 STATISTICS = (".running_mean", ".running_var")
@@ -32,7 +31,7 @@ def load_model(checkpoint: Checkpoint) -> Any:
     folder = checkpoint.folder
     if folder is None or not (folder / CONFIG).is_file():
         return checkpoint.state_dict()
-    config = read_object(folder / CONFIG)
+    config = read_config(folder / CONFIG)
     load = _loader(config)
     if load is None:
         return checkpoint.state_dict()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from aswa_hf._utils.files import read_object, refuse_mistyped
+from aswa_hf._utils.files import read_json, refuse_mistyped
 from aswa_hf._utils.paths import check_inside
 from aswa_hf.checkpoints.tensors import UNSHARDED, Checkpoint, check_same_tensors, read_checkpoint
 from aswa_hf.run_folder import (
@@ -20,8 +20,11 @@ from aswa_hf.run_folder import (
     TRAINER_STATE,
     TRAJECTORY,
     WEIGHTS,
+    WeightsIndex,
     checkpoint_step,
     checkpoints,
+    read_config,
+    read_trainer_state,
 )
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -106,11 +109,11 @@ def _of_folder(folder: Path, name: str | None = None) -> Checkpoint:
         raise ValueError(_no_weights(folder, [path.name for path in folder.iterdir()]))
     _refuse_quantized(folder)
     number = checkpoint_step(folder) if folder in checkpoints(folder.parent) else None
-    state = read_object(folder / TRAINER_STATE) if (folder / TRAINER_STATE).is_file() else {}
+    state = read_trainer_state(folder) if (folder / TRAINER_STATE).is_file() else {}
     place = {"step": state.get("global_step", number), "epoch": state.get("epoch")}
     checkpoint = read_checkpoint(name or folder.resolve().name, files, index, folder=folder, **place)
     if index is not None:
-        for tensor, file in read_object(index)["weight_map"].items():
+        for tensor, file in read_json(index, WeightsIndex)["weight_map"].items():
             if tensor not in checkpoint.tensors or checkpoint.tensors[tensor].file.name != file:
                 raise ValueError(f"{folder / file} has no tensor {tensor!r}, which {index} lists.")
     return checkpoint
@@ -134,7 +137,7 @@ def _weights(folder: Path) -> tuple[list[Path], Path | None]:
             return [folder / name], None
     indices = sorted(folder.glob("*.safetensors.index.json"))
     if indices:
-        shards = [folder / name for name in sorted(set(read_object(indices[0]).get("weight_map", {}).values()))]
+        shards = [folder / name for name in sorted(set(read_json(indices[0], WeightsIndex)["weight_map"].values()))]
         if missing := next((shard for shard in shards if not shard.is_file()), None):
             raise ValueError(f"{missing} is missing, which {indices[0]} lists. Copy or download it again.")
         return shards, indices[0]
@@ -160,7 +163,7 @@ def _pickle(path: str) -> str:
 
 
 def _refuse_quantized(folder: Path) -> None:
-    if (folder / CONFIG).is_file() and read_object(folder / CONFIG).get("quantization_config"):
+    if (folder / CONFIG).is_file() and read_config(folder / CONFIG).get("quantization_config"):
         raise ValueError(
             f"{folder} contains a quantized model, whose integers cannot be averaged. Average the original weights, "
             "and quantize the result."

@@ -8,11 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aswa_hf._utils.files import read_object
 from aswa_hf.batchnorm import Batches
 from aswa_hf.checkpoint import AVERAGE_FILE
-from aswa_hf.experiments.settings import ImageRun, KGERun, run_of
-from aswa_hf.run_folder import CONFIG, SETTINGS, STATE_FOLDER, last_trainer_checkpoint
+from aswa_hf.experiments.settings import ImageRun, KGERun, read_run, read_settings
+from aswa_hf.run_folder import CONFIG, SETTINGS, STATE_FOLDER, last_trainer_checkpoint, read_config
 
 if TYPE_CHECKING:
     from aswa_hf.kge import KGEModel
@@ -45,8 +44,8 @@ def find_evaluation(folders: Sequence[Path | None], dataset: str | None = None) 
         if {_model_type(folder) for folder in folders} != {"kge"}:
             raise ValueError("A dataset alone is enough only for link predictors. Give an evaluation function.")
         return _link_prediction(folders[0], None, {}, dataset)
-    settings = [read_object(run / SETTINGS) for run in runs]
-    first = run_of(settings[0])
+    settings = [read_settings(run / SETTINGS) for run in runs]
+    first = read_run(runs[0] / SETTINGS)
     for run, other in zip(runs[1:], settings[1:], strict=True):
         for name in HELD_OUT if isinstance(first, ImageRun) else ("dataset",):
             if _identity(other.get(name)) != _identity(settings[0].get(name)):
@@ -77,7 +76,7 @@ def _run_of(checkpoint: Path | None) -> Path | None:
 
 def _model_type(folder: Path | None) -> Any:
     path = None if folder is None else folder / CONFIG
-    return read_object(path).get("model_type") if path is not None and path.is_file() else None
+    return read_config(path).get("model_type") if path is not None and path.is_file() else None
 
 
 def _check_sizes(expected: Mapping[str, int], source: str, sizes: Mapping[str, int]) -> None:

@@ -15,13 +15,13 @@ from typing import Any
 from rich.console import Console
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from aswa_hf._utils.files import read_object, write_text
+from aswa_hf._utils.files import write_text
 from aswa_hf._utils.locks import LOCK_FILE, only_user
 from aswa_hf._utils.random_state import preserved_rng
 from aswa_hf.checkpoint import library_versions
 from aswa_hf.comparison import why_empty
 from aswa_hf.experiments.progress import decisions_shown, progress_bar
-from aswa_hf.experiments.settings import TrainingRun
+from aswa_hf.experiments.settings import TrainingRun, read_settings
 from aswa_hf.plotting import plot_trajectories
 from aswa_hf.run_folder import (
     LOG,
@@ -122,7 +122,7 @@ def _check_settings(path: Path, run: TrainingRun, new: dict[str, Any], checkpoin
             "--output-dir."
         )
     # Settings that an older version did not have were at their defaults.
-    old = {one.name: one.default for one in run.settings() if one.fixed} | read_object(path)
+    old = {one.name: one.default for one in run.settings() if one.fixed} | read_settings(path)
     differences = [
         f"--{name.replace('_', '-')} was {_shown(old.get(name))}, is {_shown(new.get(name))}"
         for name in dict.fromkeys([*old, *new])

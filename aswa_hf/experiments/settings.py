@@ -16,6 +16,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
+from aswa_hf._utils.files import read_json
 from aswa_hf._utils.names import did_you_mean, parse_strategy, split_strategies, strategy_text
 
 STRATEGIES = ("aswa", "dense-aswa", "swa", "ema", "best", "last", "lawa", "best-ema", "bema", "swa-all")
@@ -314,6 +315,33 @@ class ImageRun(TrainingRun):
     seed: int = setting("Seed for the split, the weights and the batches.", 0, least=0)
 
 
+@dataclass
+class _Dataset:
+    name: str
+    source: str | None = None
+
+
+@dataclass
+class _File:
+    """The schema of settings.json; the other fields are checked by the classes above."""
+
+    dataset: _Dataset
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Returns the content of settings.json."""
+    content: dict[str, Any] = read_json(path, _File)
+    return content
+
+
 def run_of(content: Mapping[str, Any]) -> KGERun | ImageRun:
     """The run of either kind that settings.json describes."""
     return (ImageRun if "recipe" in content else KGERun).from_settings(content)
+
+
+def read_run(path: Path) -> KGERun | ImageRun:
+    """The run of either kind that a settings.json describes."""
+    try:
+        return run_of(read_settings(path))
+    except SettingError as error:
+        raise ValueError(f"{path}: {error}") from None

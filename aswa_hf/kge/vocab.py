@@ -16,7 +16,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from transformers import FeatureExtractionMixin
 from transformers.utils import cached_file
 
-from aswa_hf._utils.files import write_text
+from aswa_hf._utils.files import read_json, write_text
 
 FILES = {"entities": "entities.json", "relations": "relations.json"}
 
@@ -155,13 +155,10 @@ def _read(source: str | os.PathLike[str], what: str, options: dict[str, Any]) ->
             f"Found no {FILES[what]} in {source}. Expected a folder or a Hub repository to which a KGVocab was saved "
             f"with save_pretrained() or push_to_hub(). ({error})"
         ) from error
+    labels = read_json(path, list[str])
     try:
-        labels = json.loads(Path(path).read_text(encoding="utf-8"))
-        if not isinstance(labels, list):
-            raise ValueError(f"it contains a {type(labels).__name__}")
         return _distinct(labels, what)
-    except (UnicodeDecodeError, ValueError) as error:
+    except ValueError as error:
         raise ValueError(
-            f"{path} is damaged: {error}. Expected a JSON list of distinct labels; save the vocabulary again with "
-            "load_kg(…).vocab.save_pretrained(folder)."
+            f"{path} is damaged: {error} Save the vocabulary again with load_kg(…).vocab.save_pretrained(folder)."
         ) from None

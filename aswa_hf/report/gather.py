@@ -10,6 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from aswa_hf._utils.files import read_json
 from aswa_hf.run_folder import RESULTS, SETTINGS, TRAJECTORY, checkpoints
 from aswa_hf.trajectory import FORMAT, Trajectory, decode_numbers, load_trajectories
 
@@ -123,13 +124,7 @@ def _is_result(path: Path) -> bool:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not a JSON file ({error}). Expected the results of a run.") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}. Expected the results of a run, an object.")
-    results: dict[str, Any] = decode_numbers(content)
+    results: dict[str, Any] = decode_numbers(read_json(path))
     return results
 
 

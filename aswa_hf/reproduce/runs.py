@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from aswa_hf._utils.files import read_object
-from aswa_hf.experiments.settings import ImageRun, KGERun
+from aswa_hf._utils.files import read_json
+from aswa_hf.experiments.settings import ImageRun, KGERun, read_settings
 from aswa_hf.reproduce.tables import COMPARED, KGE, Table, plain
-from aswa_hf.run_folder import CONSOLE, RESULTS, SETTINGS, epochs_done, last_trainer_checkpoint
+from aswa_hf.run_folder import CONSOLE, RESULTS, SETTINGS, Measured, epochs_done, last_trainer_checkpoint
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def is_trained(run: GridRun, output_dir: Path) -> bool:
     folder = output_dir / run.name
     if not (folder / SETTINGS).is_file():
         return False
-    found, expected = read_object(folder / SETTINGS), run.settings.to_settings({}, 1)
+    found, expected = read_settings(folder / SETTINGS), run.settings.to_settings({}, 1)
     # Settings that are None here follow from the recipe or the data.
     expected = {name: value for name, value in expected.items() if value is not None and name != "num_processes"}
     if expected.get("precision") == "auto":
@@ -144,4 +144,4 @@ def epochs_saved(run: GridRun, output_dir: Path) -> float:
 def results(run: GridRun, output_dir: Path, part: str = RESULTS) -> dict[str, Any] | None:
     """The content of a run's results.json, or of another file in its folder; None if there is no such file."""
     path = output_dir / run.name / part
-    return read_object(path) if path.is_file() else None
+    return read_json(path, Measured) if path.is_file() else None

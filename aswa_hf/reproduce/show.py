@@ -58,7 +58,7 @@ def _scores(table: Table, run: GridRun, output_dir: Path) -> dict[tuple[str, str
         scale = 100.0
     found = {}
     for strategy, measured in content["strategies"].items():
-        for name, value in measured[where].items():
+        for name, value in measured.get(where, {}).items():
             number = value["mrr"] if isinstance(value, dict) else value
             # Numbers that are not finite are written as strings, and are left out of the mean.
             if isinstance(number, float):

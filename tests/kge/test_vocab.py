@@ -73,17 +73,17 @@ def test_a_vocabulary_survives_its_files(tmp_path):
     ("content", "message"),
     [
         (b'["a", "b"', "delimiter"),
-        (b'["\xff"]', "utf-8"),
-        (b'{"a": 0}', "it contains a dict"),
+        (b'["\xff"]', "is not UTF-8 text"),
+        (b'{"a": 0}', "contains {'a': 0}, expected a list"),
         (b'["a", "a"]', "'a' twice"),
-        (b'["a", null]', "got None"),
+        (b'["a", null]', r"\[1\] is None, expected a string"),
         (b"", "Expecting value"),
     ],
 )
 def test_a_damaged_vocabulary_is_one_clear_error(tmp_path, content, message):
     KGVocab(["a"], ["r"]).save_pretrained(tmp_path)
     (tmp_path / "entities.json").write_bytes(content)
-    with pytest.raises(ValueError, match=rf"entities\.json is damaged: .*{message}.*save the vocabulary again"):
+    with pytest.raises(ValueError, match=rf"entities\.json.*{message}"):
         KGVocab.from_pretrained(tmp_path)
 
 

@@ -265,7 +265,7 @@ def test_a_trainers_folder_is_shown_by_its_own_account_and_told_apart_by_its_nam
 
 
 BROKEN = {
-    "a list": ("[1]", "holds a list"),
+    "a list": ("[1]", "expected an object"),
     "no JSON": ("{", "is not a JSON file"),
     "something else": ("{}", "has no 'task'"),
     "no strategies": (json.dumps(result(1, 0) | {"strategies": {}}), "has no 'strategies'"),
@@ -274,7 +274,7 @@ BROKEN = {
     "a value is text": (json.dumps(result("good", 0)), "aswa test mrr must be a number, got 'good'|aswa validation"),
     "a value is true": (json.dumps(result(0.5, True)), "last test mrr must be a number, got True"),
     "the seed is text": (json.dumps(result(1, 0, seed="one")), "'seed' must be an integer"),
-    "a broken trajectory": ('{"format": "aswa-trajectory", "version": 1}', "is damaged"),
+    "a broken trajectory": ('{"format": "aswa-trajectory", "version": 1}', "has no 'metric'"),
 }
 
 

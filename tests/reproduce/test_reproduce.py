@@ -162,7 +162,7 @@ def test_a_folder_with_another_run_is_not_taken_for_this_one(tmp_path):
 def test_cells_hold_our_mean_and_deviation_and_the_difference_from_the_paper(tmp_path):
     runs = plan(LINKS, ["complex"], ["FB15k-237", "UMLS"], [0, 1, 2], None)
     write_run(runs[0], tmp_path, {"aswa": 0.2, "swa-all": 0.1, "last": 0.1})
-    write_run(runs[2], tmp_path, {"aswa": 0.3, "swa-all": 0.2, "last": "NaN"})
+    write_run(runs[2], tmp_path, {"aswa": 0.3, "swa-all": 0.2, "last": "nan"})
     found = {(row["dataset"], row["strategy"]): row["columns"] for row in rows(LINKS, runs, tmp_path)}
     cell = found["FB15k-237", "aswa"]["mrr"]
     assert cell == {
