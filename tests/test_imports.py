@@ -42,7 +42,8 @@ ORDER = [
 CORE = ORDER[: ORDER.index("checkpoint") + 1]
 
 # What the core may import beside the standard library: at the top of a module, and inside its functions.
-AT_THE_TOP = {"checkpoint": {"torch", "safetensors"}, "_utils": {"torch", "filelock"}}  # torch needs filelock too
+# torch needs filelock too.
+AT_THE_TOP = {"checkpoint": {"torch", "safetensors"}, "_utils": {"torch", "filelock", "safetensors"}}
 IN_FUNCTIONS: dict[str, set[str]] = {"_utils": {"pydantic"}}
 
 

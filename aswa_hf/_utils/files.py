@@ -113,8 +113,8 @@ def _problem(content: Any, problems: Any) -> str:
     if problems[0]["type"] == "json_invalid":
         return f" is damaged: {problems[0]['msg']}."
     # A union has a problem for each of its types: those that look deepest into the content say most.
-    first = max(problems, key=lambda one: len(_find(content, one["loc"])[0]))
-    field, found = _find(content, first["loc"])
+    first = max(problems, key=lambda one: _find(content, one["loc"])[2])
+    field, found, _ = _find(content, first["loc"])
     if first["type"] == "missing":
         return f" has no {first['loc'][-1]!r}" + (f" in {field}." if field else ".")
     same = [one for one in problems if _find(content, one["loc"])[0] == field]
@@ -123,9 +123,9 @@ def _problem(content: Any, problems: Any) -> str:
     return f"{f': {field} is' if field else ' contains'} {_short(repr(found))}, expected {expected}."
 
 
-def _find(content: Any, place: tuple[int | str, ...]) -> tuple[str, Any]:
-    """The field at a place, as text, and its value; pydantic adds names of types to places, which are left out."""
-    field = ""
+def _find(content: Any, place: tuple[int | str, ...]) -> tuple[str, Any, int]:
+    """The field at a place, as text, its value and depth; pydantic adds names of types, which are left out."""
+    field, depth = "", 0
     for step in place:
         if isinstance(step, int) and isinstance(content, list):
             field += f"[{step}]"
@@ -133,8 +133,8 @@ def _find(content: Any, place: tuple[int | str, ...]) -> tuple[str, Any]:
             field += f".{step}" if field else str(step)
         else:
             continue
-        content = content[step]
-    return field, content
+        content, depth = content[step], depth + 1
+    return field, content, depth
 
 
 def _short(text: str) -> str:

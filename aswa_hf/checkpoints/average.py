@@ -85,6 +85,7 @@ def average_checkpoints(
             ensemble = _evaluate_fixed(ensemble)
         results: dict[str, dict[str, float]] = {}
         mean = ensemble.mean()
+        mean.check_finite()
         if output is not None or known is not None:
             final = written(mean, scratch / "result")
             if known is not None:

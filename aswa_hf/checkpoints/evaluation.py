@@ -35,12 +35,13 @@ def load_model(checkpoint: Checkpoint) -> Any:
     load = _loader(config)
     if load is None:
         return checkpoint.state_dict()
-    model, about = load.from_pretrained(folder, output_loading_info=True)
-    if about["missing_keys"]:
-        raise ValueError(
-            f"{folder} does not hold all weights of {type(model).__name__}: {sorted(about['missing_keys'])[0]!r} is "
-            "missing."
-        )
+    try:
+        model, about = load.from_pretrained(folder, output_loading_info=True, use_safetensors=True)
+    except RuntimeError as error:  # tensors of other shapes
+        raise ValueError(f"The model in {folder} cannot be loaded: {' '.join(str(error).split())}") from None
+    for what in ("missing", "unexpected"):
+        if names := sorted(about[f"{what}_keys"]):
+            raise ValueError(f"{folder} does not hold the weights of {type(model).__name__}: {names[0]!r} is {what}.")
     return model.eval()
 
 

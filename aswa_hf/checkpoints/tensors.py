@@ -8,7 +8,6 @@ checkpoints of any size needs very little memory.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,57 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aswa_hf._utils.tensors import DTYPES, Entry, read_header
 from aswa_hf.run_folder import ADAPTER_WEIGHTS, WEIGHTS
 
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
 UNSHARDED = (WEIGHTS, ADAPTER_WEIGHTS)
+AVERAGED = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL")  # integers are copied
 PIECE = 1 << 15  # elements: few enough for the cache, and for torch to add them in a single thread
-LONGEST_HEADER = 100 << 20  # bytes, the limit of the format
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A tensor in a file: its dtype, shape and position."""
-
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-
-    @property
-    def elements(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def is_averaged(self) -> bool:
-        return DTYPES[self.dtype].is_floating_point
-
-    def read(self, first: int = 0, count: int | None = None) -> Tensor:
-        """`count` elements from `first` on, in one dimension."""
-        dtype = DTYPES[self.dtype]
-        count = self.elements - first if count is None else count
-        buffer = torch.empty(count, dtype=dtype)
-        if count:
-            view = buffer.view(torch.uint8).numpy().data
-            with self.file.open("rb", buffering=0) as file:
-                file.seek(self.start + first * dtype.itemsize)
-                while len(view):
-                    done = file.readinto(view)
-                    if not done:
-                        raise ValueError(f"{self.file} became shorter while it was read.")
-                    view = view[done:]
-        return buffer
 
 
 @dataclass(frozen=True)
@@ -149,6 +103,16 @@ class WeightedMean:
         if self.last.index is not None:
             (folder / self.last.index.name).write_bytes(self.last.index.read_bytes())
 
+    def check_finite(self) -> None:
+        """Raises ValueError, with file and tensor, if a part of the mean has NaN or infinite numbers."""
+        for checkpoint, _ in self.parts:
+            for name, entry in checkpoint.tensors.items():
+                if not entry.is_averaged or name in self.replaced:
+                    continue
+                for first in range(0, entry.elements, PIECE):
+                    if not entry.read(first, min(PIECE, entry.elements - first)).isfinite().all():
+                        raise ValueError(f"{entry.file}: the tensor {name!r} has NaN or infinite numbers.")
+
     def _dtype(self, name: str, dtype: str | None) -> str:
         entry = self.last.tensors[name]
         return dtype if dtype and entry.is_averaged else entry.dtype
@@ -174,51 +138,15 @@ def read_checkpoint(name: str, files: Sequence[Path], index: Path | None = None,
         if twice := next((tensor for tensor in found if tensor in tensors), None):
             raise ValueError(f"The tensor {twice!r} is in {file} and in {tensors[twice].file}.")
         tensors |= found
+    for tensor, entry in tensors.items():
+        if entry.dtype not in AVERAGED:
+            raise ValueError(
+                f"{entry.file}: the tensor {tensor!r} has dtype {entry.dtype}, which is not supported. Expected "
+                f"{', '.join(AVERAGED)}."
+            )
     if not any(entry.is_averaged for entry in tensors.values()):
         raise ValueError(f"{files[0]} has no floating-point tensor: there is nothing to average.")
     return Checkpoint(name, tuple(files), index=index, tensors=tensors, metadata=metadata, **place)
-
-
-def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
-    """The tensors of a safetensors file in their order, and its metadata; raises ValueError if it is damaged."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        beginning = file.read(8)
-        length = int.from_bytes(beginning, "little")
-        if beginning == b"version ":
-            raise ValueError(f"{path} is a Git LFS pointer, not the file itself. Get it with `git lfs pull`.")
-        if len(beginning) < 8 or 8 + length > size:
-            if length <= LONGEST_HEADER:
-                raise ValueError(f"{path} is truncated: it ends after {size} bytes, within its header.")
-            raise ValueError(f"{path} is not a safetensors file.")
-        try:
-            header = json.loads(file.read(length))
-            metadata = header.pop("__metadata__", None) or {}
-            places = sorted((*about["data_offsets"], name) for name, about in header.items())
-            entries = {
-                name: Entry(path, header[name]["dtype"], tuple(header[name]["shape"]), 8 + length + start)
-                for start, _, name in places
-            }
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is not a safetensors file: its header cannot be read ({error!r}).") from None
-    expected = 0
-    for start, end, name in places:
-        kind = entries[name].dtype
-        if kind not in DTYPES:
-            raise ValueError(
-                f"{path}: the tensor {name!r} has dtype {kind}, which is not supported. Expected {', '.join(DTYPES)}."
-            )
-        if start != expected or end - start != entries[name].elements * DTYPES[kind].itemsize:
-            raise ValueError(f"{path} is damaged: the offsets of the tensor {name!r} do not match its shape.")
-        if 8 + length + end > size:
-            raise ValueError(
-                f"{path} is truncated: it has {size} bytes, but the tensor {name!r} ends at byte {8 + length + end}. "
-                "Copy or download it again."
-            )
-        expected = end
-    if 8 + length + expected != size:
-        raise ValueError(f"{path} is damaged: {size - 8 - length - expected} bytes follow its last tensor.")
-    return entries, metadata
 
 
 def check_same_tensors(checkpoints: Sequence[Checkpoint]) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aswa_hf._utils.tensors import load_weights, open_tensors
 from aswa_hf.batchnorm import Batches
 from aswa_hf.checkpoint import AVERAGE_FILE
 from aswa_hf.experiments.settings import ImageRun, KGERun, read_run, read_settings
@@ -176,18 +177,16 @@ def _classification(model: Any, loader: Any) -> dict[str, float]:
 
 def each_strategy(model: KGEModel, run: str | Path, names: Sequence[str]) -> Iterator[str]:
     """Yields the names of strategies of a run, each while its weights are in the model."""
-    from safetensors import safe_open
-
-    with safe_open(strategy_weights(Path(run)), framework="pt") as file:
+    path = strategy_weights(Path(run))
+    with open_tensors(path) as file:
         keys = list(file.keys())
         known = dict.fromkeys(key.partition("/")[0] for key in keys)
         if missing := [name for name in names if name not in known]:
             raise ValueError(f"The run has no weights of the strategy {missing[0]!r}. It has {', '.join(known)}.")
         for name in names:
             prefix = f"{name}/averaged/"
-            model.load_state_dict(
-                {key.removeprefix(prefix): file.get_tensor(key) for key in keys if key.startswith(prefix)}
-            )
+            weights = {key.removeprefix(prefix): file.get_tensor(key) for key in keys if key.startswith(prefix)}
+            load_weights(model, weights, f"{path}, strategy {name},")
             yield name
 
 

@@ -14,13 +14,12 @@ import timm
 import torch
 from datasets import DatasetDict, concatenate_datasets
 from rich.console import Console
-from safetensors import safe_open
-from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback, TrainingArguments, set_seed
 
 from aswa_hf._utils.distributed import wait_for_all
 from aswa_hf._utils.files import read_object
+from aswa_hf._utils.tensors import load_tensors, load_weights, open_tensors
 from aswa_hf.comparison import Named, named_factories
 from aswa_hf.experiments.progress import results_table, steps_shown
 from aswa_hf.experiments.running import (
@@ -196,7 +195,7 @@ def _check_fge(recipe: Recipe, start: Path, checkpoint: Path | None) -> None:
             f"--fge: {start} is missing, because the run was started without --fge and is past epoch "
             f"{recipe.fge_epoch}. Resume without --fge, or start a new run."
         )
-    with safe_open(start, framework="pt") as file:
+    with open_tensors(start) as file:
         epoch = (file.metadata() or {}).get("epoch")
     if epoch != str(recipe.fge_epoch):
         raise ValueError(
@@ -216,7 +215,7 @@ def _fge(
     """The metrics of Fast Geometric Ensembling from the run's weights after `recipe.fge_epoch` epochs."""
     folder = Path(args.output_dir)
     _drop_other_fge(folder, recipe)
-    model.load_state_dict(load_file(folder / START))
+    load_weights(model.timm_model, load_tensors(folder / START), folder / START)
     trainer = FGETrainer(model, args, recipe, train_dataset=images["train"], callbacks=[LogFile(folder / LOG)])
     save_every_tenth(trainer)
     with steps_shown(trainer, console, f"FGE from epoch {recipe.fge_epoch}, steps"):

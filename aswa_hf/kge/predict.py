@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers.utils import cached_file
 
 from aswa_hf._utils.checks import check_whole_number
 from aswa_hf._utils.files import refuse_mistyped
 from aswa_hf._utils.paths import check_inside
+from aswa_hf._utils.tensors import read_header
 from aswa_hf.kge.configuration_kge import KGEConfig
 from aswa_hf.kge.data import KGVocab, KnowledgeGraph
 from aswa_hf.kge.modeling_kge import KGEModel
+from aswa_hf.run_folder import CONFIG, WEIGHTS, read_config
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
@@ -50,15 +53,14 @@ class LinkPredictor:
         if Path(path_or_repo).is_dir():
             check_inside(Path(path_or_repo))
         try:
-            config = KGEConfig.get_config_dict(path_or_repo, **options)[0]
-            if not config:
-                raise FileNotFoundError("there is no config.json in it")
-            kind = config.get("model_type")
+            kind = read_config(Path(cached_file(path_or_repo, CONFIG, **options))).get("model_type")
             if kind not in (None, KGEConfig.model_type):
                 raise ValueError(
                     f"{path_or_repo} contains a model of type {kind!r}, not a link predictor. Expected a folder or "
                     "repository with a knowledge-graph embedding, such as `aswa-hf train kge` writes."
                 )
+            if (weights := Path(path_or_repo) / WEIGHTS).is_file():
+                read_header(weights)  # names the damaged file and tensor
             model = KGEModel.from_pretrained(path_or_repo, **options)
         except OSError as error:
             raise OSError(

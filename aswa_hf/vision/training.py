@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from aswa_hf._utils.distributed import wait_for_all
 from aswa_hf._utils.random_state import preserved_rng
+from aswa_hf._utils.tensors import load_tensors
 from aswa_hf.ensembles import FGE, State
 from aswa_hf.vision.classifier import save_tensors
 from aswa_hf.vision.images import as_it_is
@@ -151,7 +151,7 @@ class FGETrainer(ImageTrainer):
             self._file(step).parent.mkdir(parents=True, exist_ok=True)
             save_tensors(state, self._file(step))
         wait_for_all()  # another process may read it
-        return partial(load_file, self._file(step))
+        return partial(load_tensors, self._file(step))
 
 
 class _Collect(TrainerCallback):
@@ -170,7 +170,7 @@ class _Collect(TrainerCallback):
                 f"FGE resumes after {done} steps in cycles of {self.fge.cycle}, but {missing[0]} is missing. Resume "
                 "with the cycle and the batches of the run that wrote the checkpoint, or start a new run."
             )
-        self.fge.snapshots = {step: partial(load_file, path) for step, path in taken.items()}
+        self.fge.snapshots = {step: partial(load_tensors, path) for step, path in taken.items()}
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.fge.collect()

@@ -291,6 +291,16 @@ def test_revisions_of_a_hub_repository(tmp_path):
 # What cannot be averaged
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_numbers_that_are_not_finite_do_not_get_into_the_result(tmp_path, value):
+    files = [tmp_path / f"{number}.safetensors" for number in range(3)]
+    for number, file in enumerate(files):
+        save_file({"w": torch.tensor([0.0, value if number == 1 else 1.0])}, file)
+    with pytest.raises(ValueError, match=r"1\.safetensors: the tensor 'w' has NaN or infinite numbers"):
+        average_checkpoints(files, strategy="uniform", output=tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [file.name for file in files]
+
+
 def damaged(kind, path):
     content = path.read_bytes()
     if kind == "truncated":
