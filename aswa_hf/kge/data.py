@@ -18,12 +18,13 @@ from datasets import Dataset, DatasetDict
 from aswa_hf._utils.files import refuse_mistyped
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.kge.configuration_kge import KGEConfig
-from aswa_hf.kge.reading import COLUMNS, SUFFIXES, Triples, from_table, read_triples
+from aswa_hf.kge.reading import COLUMNS, SUFFIXES, Triples, from_table, read_triples, refuse_empty
 from aswa_hf.kge.vocab import KGVocab
 
 __all__ = ["KGVocab", "KnowledgeGraph", "load_kg"]
 
 SPLITS = {"train": ("train",), "validation": ("validation", "valid", "dev", "val"), "test": ("test",)}
+DATA_FILES = (".parquet", ".arrow", ".csv", ".tsv", ".txt", ".json", ".jsonl", ".zip", ".gz")
 COUNTRIES = {"countries": 1, "countries-s1": 1, "countries-s2": 2, "countries-s3": 3}
 _NOT_FOUND = (
     f"Found no knowledge graph {{!r}}. Expected a built-in one ({', '.join(COUNTRIES)}), a folder with train, valid "
@@ -108,6 +109,8 @@ def load_kg(
     if path.is_dir() and any(_split_files(path).values()):
         return _number(_folder(path), path.resolve().name)
     if path.is_dir():
+        if not path.resolve().name or not _may_be_dataset(path):
+            raise ValueError(_NOT_FOUND.format(str(name_or_path), f"the folder {path} has no such files"))
         return _number(_dataset(str(path), revision, cache_dir), path.resolve().name)
     return _number(_dataset(str(name_or_path), revision, cache_dir), str(name_or_path))
 
@@ -146,6 +149,14 @@ def _split_files(folder: Path) -> dict[str, list[Path]]:
     return found
 
 
+def _may_be_dataset(folder: Path) -> bool:
+    """Whether a folder has data files where `datasets` looks for them; a search of all folders below may take long."""
+    names = {alias for aliases in SPLITS.values() for alias in aliases} | {"data"}
+    places = [folder, *(place for place in folder.iterdir() if place.name.lower() in names and place.is_dir())]
+    files = [file for place in places for file in place.iterdir() if file.is_file()]
+    return any(file.name.lower().endswith(DATA_FILES) for file in files)
+
+
 def _folder(folder: Path) -> dict[str, Triples]:
     found = _split_files(folder)
     for split, paths in found.items():
@@ -167,7 +178,7 @@ def _dataset(name: str, revision: str | None, cache_dir: str | os.PathLike[str] 
     """The splits of a dataset on the Hub, or of a folder that is laid out like one."""
     try:
         loaded = datasets.load_dataset(name, revision=revision, cache_dir=cache_dir and str(cache_dir))
-    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+    except Exception as error:  # of many kinds, by what the folder or the repository holds
         raise ValueError(_NOT_FOUND.format(name, error)) from error
     found = {}
     for split, names in SPLITS.items():
@@ -177,7 +188,8 @@ def _dataset(name: str, revision: str | None, cache_dir: str | os.PathLike[str] 
                 f"The dataset {name} has the splits {', '.join(loaded)}, but none for {split}. Expected one named "
                 f"{' or '.join(names)}."
             )
-        found[split] = from_table(loaded[chosen].with_format("arrow")[:], f"{name}, split {chosen}")
+        table = from_table(loaded[chosen].with_format("arrow")[:], f"{name}, split {chosen}")
+        found[split] = refuse_empty(table)
     return found
 
 

@@ -17,6 +17,8 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.csv  # type: ignore[import-untyped]
 import pyarrow.parquet  # type: ignore[import-untyped]
 
+from aswa_hf._utils.warnings import warn_caller
+
 COLUMNS = ("head", "relation", "tail")
 # Common names of the three columns, in this order.
 SCHEMES = (
@@ -76,7 +78,18 @@ def read_triples(path: Path) -> Triples:
     text = _text(data, path)
     if not text.strip():
         raise ValueError(f"{path} is empty. Expected a triple in every line: head, relation and tail.")
-    return _nt(text, path) if suffix == ".nt" else _separated(text, path, suffix)
+    return refuse_empty(_nt(text, path) if suffix == ".nt" else _separated(text, path, suffix))
+
+
+def refuse_empty(triples: Triples) -> Triples:
+    """Returns the triples; raises ValueError, with the place, if a label is empty or only spaces."""
+    for what in ("heads", "relations", "tails"):
+        empty = pc.equal(pc.utf8_trim_whitespace(getattr(triples, what)), "")
+        if row := pc.index(empty, True).as_py() + 1:
+            raise ValueError(
+                f"{triples.where(row - 1)} has an empty {what[:-1]}. Give it a label or remove the {triples.unit}."
+            )
+    return triples
 
 
 def find_columns(names: Sequence[str], texts: Sequence[str], where: str) -> list[str]:
@@ -121,7 +134,7 @@ def _parquet(data: bytes, path: Path) -> Triples:
         table = pyarrow.parquet.read_table(pa.BufferReader(data))
     except pa.ArrowException as error:
         raise ValueError(f"{path} is not a readable parquet file ({error}). Write or download it again.") from None
-    return from_table(table, str(path))
+    return refuse_empty(from_table(table, str(path)))
 
 
 def _text(data: bytes, path: Path) -> bytes:
@@ -143,7 +156,7 @@ def _text(data: bytes, path: Path) -> bytes:
 
 
 def _separated(text: bytes, path: Path, suffix: str) -> Triples:
-    """Reads lines of three fields. Quotes are special only in .csv; `#`, `NA` and empty fields are ordinary labels."""
+    """Reads lines of three fields. Quotes are special only in .csv; `#` and `NA` are ordinary labels."""
     start = text.lstrip(b"\n").partition(b"\n")[0].decode()
     separator = next((s for s in SEPARATORS[suffix] if len(_split(start, s, suffix)) == 3), None)
     separator = separator or next((s for s in SEPARATORS[suffix] if s in start), SEPARATORS[suffix][0])
@@ -151,7 +164,7 @@ def _separated(text: bytes, path: Path, suffix: str) -> Triples:
         text = re.sub(rb"(?m)^ +| +$", b"", re.sub(rb"  +", b" ", text))
     numbers = _line_numbers(text)
     names = [field.strip(' "').lower() for field in _split(start, separator, suffix)]
-    if any(set(scheme) <= set(names) for scheme in SCHEMES):
+    if any(set(scheme) <= set(names) for scheme in SCHEMES) and not _is_triple(names, text, separator, path):
         if len(set(names)) < len(names):
             raise ValueError(f"{path}, line {numbers[0]} names a column twice: {start!r}. Rename or remove one.")
         text, numbers = text.lstrip(b"\n").partition(b"\n")[2], numbers[1:]
@@ -177,6 +190,22 @@ def _separated(text: bytes, path: Path, suffix: str) -> Triples:
     triples = from_table(table, str(path))
     # A quoted field of a .csv may span several lines: then only the rows can be counted.
     return triples if len(numbers) != len(triples) else replace(triples, unit="line", numbers=numbers)
+
+
+def _is_triple(names: list[str], text: bytes, separator: str, path: Path) -> bool:
+    """Whether a first line of single letters, such as `s p o`, is a triple: then its relation is likely to recur."""
+    if tuple(names) not in SCHEMES or len("".join(names)) > len(names):
+        return False
+    lines = text.lstrip(b"\n").decode().split("\n")
+    relation = lines[0].split(separator)[1]
+    if any(line.split(separator)[1:2] == [relation] for line in lines[1:]):
+        return True
+    if Path(path.name.removesuffix(".gz")).suffix != ".csv":
+        warn_caller(
+            f"{path}: the first line, {lines[0]!r}, is read as the names of the columns and not as a triple. If it is "
+            "a triple, write head, relation and tail into a line before it."
+        )
+    return False
 
 
 def _nt(text: bytes, path: Path) -> Triples:

@@ -192,6 +192,16 @@ def test_a_name_that_is_nothing_lists_what_there_is(tmp_path):
         load_kg(file)
 
 
+def test_a_folder_without_data_is_refused_without_a_search_of_every_folder_below(tmp_path, monkeypatch):
+    (tmp_path / "home" / "projects").mkdir(parents=True)
+    write_graph(tmp_path / "home" / "projects" / "graph")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("datasets.load_dataset", None)
+    for place in ("/", "~", "~/projects"):
+        with pytest.raises(ValueError, match=r"Found no knowledge graph .*the folder .* has no such files"):
+            load_kg(place)
+
+
 # Real graphs and large ones
 
 

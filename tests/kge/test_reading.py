@@ -70,18 +70,18 @@ def test_the_kinds_may_differ_between_the_splits(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".txt", ".tsv"])
 def test_nothing_but_the_separator_has_a_meaning_in_txt_and_tsv(tmp_path, suffix):
-    odd = ['"quoted"', "#5", "nan", "NA", "null", "", "a b", 'say "hi', "c,d", "O'Neil", "é ü 中", "None", "1.0", " x"]
+    odd = ['"quoted"', "#5", "nan", "NA", "null", "a b", 'say "hi', "c,d", "O'Neil", "é ü 中", "None", "1.0", " x"]
     rows = [(label, '"is', odd[i - 1]) for i, label in enumerate(odd)]
-    triples = {"train": rows, "valid": [("#5", '"is', "#5")], "test": [("", '"is', "NA")]}
+    triples = {"train": rows, "valid": [("#5", '"is', "#5")], "test": [("nan", '"is', "NA")]}
     kg = load_kg(write_graph(tmp_path, triples, suffix=suffix))
     assert_holds(kg, triples)
     assert kg.num_entities == len(odd)
 
 
 def test_quotes_and_commas_in_csv(tmp_path):
-    train = 'a,"says ""hi"", twice",b\n"x\ny",r,NA\n#1,r,\n'
+    train = 'a,"says ""hi"", twice",b\n"x\ny",r,NA\n#1,r,- \n'
     triples = {
-        "train": [("a", 'says "hi", twice', "b"), ("x\ny", "r", "NA"), ("#1", "r", "")],
+        "train": [("a", 'says "hi", twice', "b"), ("x\ny", "r", "NA"), ("#1", "r", "- ")],
         "valid": [("a", "r", "b")],
         "test": [("b", "r", "a")],
     }
@@ -103,6 +103,30 @@ def test_a_header_is_recognised(tmp_path, header):
         split: header + "\n" + "".join("{},{},{}\n".format(*row) for row in rows) for split, rows in TRIPLES.items()
     }
     assert_holds(load_kg(write_graph(tmp_path, suffix=".csv", **contents)))
+
+
+def test_a_first_line_of_letters_is_a_triple_if_its_relation_recurs_and_else_a_header_that_is_announced(tmp_path):
+    triples = {"train": [("s", "p", "o"), ("a", "p", "b")], "valid": [("a", "p", "o")], "test": [("s", "p", "b")]}
+    assert_holds(load_kg(write_graph(tmp_path, triples, train="s p o\na p b\n")), triples)
+    contents = {split: "s\tp\to\n" + "".join("\t".join(row) + "\n" for row in rows) for split, rows in TRIPLES.items()}
+    with pytest.warns(
+        UserWarning, match=r"the first line, 's\\tp\\to', is read as the names of the columns"
+    ) as caught:
+        assert_holds(load_kg(write_graph(tmp_path, suffix=".txt", **contents)))
+    assert len(caught) == 3
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ("a\tr\tb\n\n\tr\tb\n", "line 3 has an empty head"),
+        ("a\tr\tb\na\t \tb\n", "line 2 has an empty relation"),
+        ("a\tr\t\n", "line 1 has an empty tail"),
+    ],
+)
+def test_an_empty_label_is_refused_with_its_line(tmp_path, train, message):
+    with pytest.raises(ValueError, match=rf"train\.txt, {message}\. Give it a label or remove the line\."):
+        load_kg(write_graph(tmp_path, train=train))
 
 
 def test_a_header_may_name_more_columns_in_another_order(tmp_path):
