@@ -14,11 +14,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aswa_hf._utils.files import read_json, write_text
-from aswa_hf.strategies import Strategy
 from aswa_hf.trajectory import Number, save_trajectories
+
+if TYPE_CHECKING:
+    from aswa_hf.strategies import Strategy
 
 SETTINGS, RESULTS = "settings.json", "results.json"
 TRAJECTORY, PICTURE = "aswa_trajectory.json", "trajectory.png"

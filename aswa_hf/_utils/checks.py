@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+
+from aswa_hf._utils.names import did_you_mean
 
 
 def is_whole_number(value: Any, least: int = 1) -> bool:
@@ -15,3 +18,11 @@ def check_whole_number(name: str, value: Any, least: int = 1, *, optional: bool 
     if not is_whole_number(value, least) and not (optional and value is None):
         expected = f"a whole number of at least {least}" + (" or None" if optional else "")
         raise ValueError(f"{name} must be {expected}, got {value!r}.")
+
+
+def check_choice(name: str, value: Any, known: Iterable[str]) -> None:
+    """Raises ValueError, with the nearest known value, unless `value` is one of them."""
+    known = list(known)
+    if value not in known:
+        hint = did_you_mean(value, known)
+        raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}. {hint}".rstrip())

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from aswa_hf._utils.checks import check_choice
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.batchnorm import Batches
 from aswa_hf.checkpoints import rules
@@ -112,12 +113,11 @@ def average_checkpoints(
 
 def _checked(strategy: str, decay: float, batchnorm: str | None, evaluate: Any) -> str:
     name = str(strategy).lower().removesuffix("soup").rstrip("-_ ")
-    if name not in RULES:
-        raise ValueError(f"strategy must be one of {', '.join(RULES)}, got {strategy!r}.")
+    check_choice("strategy", name, RULES)
     if not 0 <= decay < 1:
         raise ValueError(f"decay must be in [0, 1), got {decay}.")
-    if batchnorm is not None and batchnorm not in BATCHNORM_POLICIES:
-        raise ValueError(f"batchnorm must be one of {', '.join(BATCHNORM_POLICIES)}, got {batchnorm!r}.")
+    if batchnorm is not None:
+        check_choice("batchnorm", batchnorm, BATCHNORM_POLICIES)
     if evaluate is not None and not callable(evaluate):
         raise TypeError(f"evaluate must be a function of the model, got {type(evaluate).__name__}.")
     return name

@@ -14,11 +14,14 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from aswa_hf import policy
+from aswa_hf._utils.checks import check_choice
 from aswa_hf._utils.random_state import preserved_rng
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.averaging import persistent_buffers
 from aswa_hf.batchnorm import Batches, Recalibration
+from aswa_hf.checkpoints.sources import checkpoint_in
 from aswa_hf.checkpoints.tensors import Checkpoint
+from aswa_hf.experiments.evaluation import SPLITS, find_evaluation
 from aswa_hf.run_folder import CONFIG, read_config
 
 Evaluate = Callable[[Any], Any]
@@ -43,6 +46,17 @@ def load_model(checkpoint: Checkpoint) -> Any:
         if names := sorted(about[f"{what}_keys"]):
             raise ValueError(f"{folder} does not hold the weights of {type(model).__name__}: {names[0]!r} is {what}.")
     return model.eval()
+
+
+def evaluate_images(run: Path, split: str, dataset: str | None = None) -> dict[str, float]:
+    """The metrics of the classifier in the folder of a run of images on a split of its dataset."""
+    check_choice("--split", split, SPLITS)
+    checkpoint = checkpoint_in(run)
+    checkpoint.check_finite()
+    known = find_evaluation([run], dataset)
+    if known is None:
+        raise ValueError(f"{run} is not a run of `aswa-hf train`: its dataset is unknown.")
+    return known.measure(load_model(checkpoint), split)
 
 
 def _loader(config: Mapping[str, Any]) -> Any:

@@ -66,7 +66,7 @@ def _of_one(path: str | os.PathLike[str], report: Callable[[str], None]) -> list
     """The checkpoints of a run's folder, or of a repository."""
     local = Path(path).expanduser()
     if local.is_dir():
-        return _of_run(local) or [_of_folder(local)]
+        return _of_run(local) or [checkpoint_in(local)]
     return _of_several(path, report)
 
 
@@ -77,7 +77,7 @@ def _of_several(path: str | os.PathLike[str], report: Callable[[str], None]) -> 
         return [_of_file(local)]
     if local.is_dir():
         # A run's folder with weights of its own is one checkpoint among others.
-        return [_of_folder(local)] if _weights(local)[0] else _of_run(local) or [_of_folder(local)]
+        return [checkpoint_in(local)] if _weights(local)[0] else _of_run(local) or [checkpoint_in(local)]
     repo, at, revisions = str(path).partition("@")
     if not at:
         refuse_mistyped(local)
@@ -99,10 +99,10 @@ def _of_run(folder: Path) -> list[Checkpoint]:
             f"{unfinished} is incomplete: it has no {TRAINER_STATE}, which the Trainer writes last. Remove it, or "
             "give the checkpoints to average one by one."
         )
-    return [_of_folder(path) for path in ordered]
+    return [checkpoint_in(path) for path in ordered]
 
 
-def _of_folder(folder: Path, name: str | None = None) -> Checkpoint:
+def checkpoint_in(folder: Path, name: str | None = None) -> Checkpoint:
     """The checkpoint in a folder, which may be sharded."""
     files, index = _weights(folder)
     if not files:
@@ -125,7 +125,7 @@ def _of_file(path: Path) -> Checkpoint:
     if path.suffix != ".safetensors":
         raise ValueError(f"{path} is not a checkpoint. Expected a .safetensors file or a folder with one.")
     if path.name in UNSHARDED and any((path.parent / name).is_file() for name in (CONFIG, ADAPTER_CONFIG)):
-        return _of_folder(path.parent)
+        return checkpoint_in(path.parent)
     return read_checkpoint(path.stem, [path])
 
 
@@ -212,4 +212,6 @@ def _from_hub(repo: str, revisions: list[str] | None, report: Callable[[str], No
         return found
     if not all(revisions):
         raise ValueError(f"Expected names of revisions after @, separated by commas, got {','.join(revisions)!r}.")
-    return [_of_folder(download(name, ignore_patterns=[*unread, "*/*"]), name=f"{repo}@{name}") for name in revisions]
+    return [
+        checkpoint_in(download(name, ignore_patterns=[*unread, "*/*"]), name=f"{repo}@{name}") for name in revisions
+    ]

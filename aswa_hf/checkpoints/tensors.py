@@ -8,7 +8,7 @@ checkpoints of any size needs very little memory.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,14 @@ class Checkpoint:
     def state_dict(self) -> dict[str, Tensor]:
         """All tensors, by name."""
         return {name: entry.read().view(entry.shape) for name, entry in self.tensors.items()}
+
+    def check_finite(self, but: Collection[str] = ()) -> None:
+        """Raises ValueError, with file and tensor, for NaN or infinite numbers."""
+        for name, entry in self.tensors.items():
+            if entry.is_averaged and name not in but:
+                for first in range(0, entry.elements, PIECE):
+                    if not entry.read(first, min(PIECE, entry.elements - first)).isfinite().all():
+                        raise ValueError(f"{entry.file}: the tensor {name!r} has NaN or infinite numbers.")
 
 
 Part = tuple[Checkpoint, float]
@@ -106,12 +114,7 @@ class WeightedMean:
     def check_finite(self) -> None:
         """Raises ValueError, with file and tensor, if a part of the mean has NaN or infinite numbers."""
         for checkpoint, _ in self.parts:
-            for name, entry in checkpoint.tensors.items():
-                if not entry.is_averaged or name in self.replaced:
-                    continue
-                for first in range(0, entry.elements, PIECE):
-                    if not entry.read(first, min(PIECE, entry.elements - first)).isfinite().all():
-                        raise ValueError(f"{entry.file}: the tensor {name!r} has NaN or infinite numbers.")
+            checkpoint.check_finite(but=self.replaced)
 
     def _dtype(self, name: str, dtype: str | None) -> str:
         entry = self.last.tensors[name]

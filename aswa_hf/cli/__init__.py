@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 import warnings
 from importlib import metadata
 from typing import Annotated, Any
@@ -22,6 +23,7 @@ from aswa_hf.cli.report import report
 from aswa_hf.cli.reproduce import reproduce
 from aswa_hf.cli.train import train
 
+DEBUG = "--debug"
 INTERRUPTED = 130  # the exit status typer gives to Ctrl-C
 HOW_TO_RESUME = {"train": "; --resume continues from the last checkpoint", "reproduce": "; the same command resumes"}
 OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "not enough memory", "Storage size calculation overflowed")
@@ -55,6 +57,9 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
+    debug: Annotated[  # taken out of the arguments by `main`, so that it may stand anywhere
+        bool, typer.Option(DEBUG, metavar="", help="Show the traceback of an error; works with every command.")
+    ] = False,
 ) -> None:
     """Better weights from the training run you already do: Adaptive Stochastic Weight Averaging."""
 
@@ -71,27 +76,37 @@ app.command()(reproduce)
 
 
 def main() -> None:
-    """Runs a command; bad input is one line on standard error and a non-zero exit status."""
+    """Runs a command; any error is one line on standard error and a non-zero exit status, with --debug a traceback."""
     # The library's own bars for every file it reads or writes; a run has a bar of its own.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     warnings.showwarning = _say
+    arguments = [argument for argument in sys.argv[1:] if argument != DEBUG]
     try:
         with closing_process_group():
-            status = app(standalone_mode=False)  # typer itself would draw a box around wrong usage
-    except (ValueError, TypeError, OSError) as error:
-        sys.exit(f"aswa-hf: {' '.join(str(error).split())}")
-    except Exception as error:
+            status = app(arguments, standalone_mode=False)  # typer itself would draw a box around wrong usage
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # also the panics of libraries written in Rust
+        if DEBUG in sys.argv:
+            traceback.print_exc()
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             _tell_usage(error)
             sys.exit(error.exit_code)
-        reason = _exhausted(error)
-        if reason is None:
-            raise
-        sys.exit(f"aswa-hf: {reason}")
+        sys.exit(f"aswa-hf: {_line(error)}")
     if status == INTERRUPTED:
-        how = HOW_TO_RESUME.get("".join(sys.argv[1:2]), "")
+        how = HOW_TO_RESUME.get("".join(arguments[:1]), "")
         sys.stderr.write(f"\naswa-hf: interrupted{how}\n")
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _line(error: BaseException) -> str:
+    """An error in one line; one that this package does not expect with its type."""
+    text = " ".join(str(error).split())
+    if reason := _exhausted(error):
+        return reason
+    if isinstance(error, (ValueError, TypeError, OSError)) and text:
+        return text
+    return f"unexpected {type(error).__name__}: {text} (use {DEBUG} to see where)"
 
 
 def _tell_usage(error: Any) -> None:
@@ -109,7 +124,7 @@ def _say(message: Warning | str, *_place: Any, **_more: Any) -> None:
     sys.stderr.write(f"warning: {' '.join(str(message).split())}\n")
 
 
-def _exhausted(error: Exception) -> str | None:
+def _exhausted(error: BaseException) -> str | None:
     """What the machine ran out of, if that is what the error says; torch has no errors of their own for these."""
     text = str(error)
     what = text.splitlines()[0] if text else type(error).__name__

@@ -1,4 +1,4 @@
-"""`aswa-hf evaluate`: ranks the triples of a graph, or answers queries over it, with a trained link predictor."""
+"""`aswa-hf evaluate`: metrics of a trained model: ranks of triples, answers to queries, or classes of images."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aswa_hf.cli.query import BEAM, TNORM, TRUTH
+from aswa_hf._utils.checks import check_choice
+from aswa_hf.cli.options import loading
+from aswa_hf.cli.query import BEAM, TNORM, TNORMS, TRUTH, TRUTHS
+from aswa_hf.experiments.settings import ImageRun, read_run
+from aswa_hf.run_folder import SETTINGS
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -21,7 +25,7 @@ def evaluate(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A run folder, a saved model or a Hub repository.")],
     dataset: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="countries[-s1|-s2|-s3], a folder of triples, or a Hub dataset."),
+        typer.Option(metavar="NAME", help="Dataset, as for train (default: that of the run)."),
     ] = None,
     split: Annotated[str, typer.Option(metavar="NAME", help="train, validation or test.")] = "test",
     queries: Annotated[
@@ -49,20 +53,44 @@ def evaluate(
     """Rank the triples of a split: filtered MRR, Hits@k and mean rank over heads and tails.
 
     With `--queries`, rank the hard answers of multi-hop queries: filtered MRR and Hits@k by shape and on average.
+    For a run of images: accuracy and loss.
 
-    Example: `aswa-hf evaluate runs/countries --dataset countries`
+    Example: `aswa-hf evaluate runs/countries --split validation`
 
-    Example: `aswa-hf evaluate runs/umls --dataset data/UMLS --queries all --strategies last,swa,aswa`
+    Example: `aswa-hf evaluate runs/umls --queries all --strategies last,swa,aswa`
     """
-    from aswa_hf.experiments.evaluation import each_strategy, strategy_weights
-    from aswa_hf.kge import LinkPredictor, evaluate_link_prediction, evaluate_queries, load_kg
-
-    if dataset is None and (queries is None or not _is_file(queries)):
-        raise ValueError("Give the graph with --dataset: a folder of triples, countries, or a Hub dataset.")
+    check_choice("--split", split, ("train", "validation", "test"))
+    check_choice("--tnorm", tnorm, TNORMS)
+    check_choice("--truth", truth, TRUTHS)
     if queries is not None and split != "test":
         raise ValueError(f"--split {split} is for ranking triples; --queries have their own answers.")
-    kg = None if dataset is None else load_kg(dataset)
-    predictor = LinkPredictor.from_pretrained(model, kg=kg)
+    settings = Path(model) / SETTINGS
+    run = read_run(settings) if settings.is_file() else None
+    if isinstance(run, ImageRun):
+        for flag, value in (("--queries", queries), ("--strategies", strategies)):
+            if value is not None:
+                raise ValueError(f"{flag} is for knowledge graphs; {model} is a run of images.")
+        with loading(model):
+            from aswa_hf.checkpoints.evaluation import evaluate_images
+
+            metrics = evaluate_images(Path(model), split, dataset)
+        _show(metrics, as_json)
+        return
+    if dataset is None and run is not None:
+        dataset = run.dataset
+    if dataset is None and (queries is None or not _is_file(queries)):
+        raise ValueError("Give the graph with --dataset: a folder of triples, countries, or a Hub dataset.")
+    names = [] if strategies is None else list(dict.fromkeys(name.strip() for name in strategies.split(",")))
+    with loading(model):
+        from aswa_hf.experiments.evaluation import check_strategies, each_strategy, strategy_weights
+        from aswa_hf.kge import LinkPredictor, evaluate_link_prediction, evaluate_queries, load_kg
+
+        if names:
+            check_strategies(Path(model), names)
+        if queries is not None and not _is_file(queries):
+            _shapes(queries)
+        kg = None if dataset is None else load_kg(dataset)
+        predictor = LinkPredictor.from_pretrained(model, kg=kg)
     query_set = None if queries is None else _queries(queries, kg, per_shape, seed)
 
     def measured() -> dict[str, Any]:
@@ -74,21 +102,35 @@ def evaluate(
     if strategies is None:
         found = measured()
     else:
-        names = list(dict.fromkeys(name.strip() for name in strategies.split(",")))
         if (checkpoint := strategy_weights(Path(model)).parent.parent) != Path(model):
             typer.echo(f"These are the weights in {checkpoint.name}, before the decision of its own epoch.", err=True)
         weights = each_strategy(predictor.model, model, names)
         found = {name: measured() for name in _progress(weights, "evaluating", len(names))}
     if as_json:
-        typer.echo(json.dumps(found))
+        _show(found, as_json)
     elif strategies and query_set is not None:
         mrr = {name: {shape: metrics["mrr"] for shape, metrics in row.items()} for name, row in found.items()}
         typer.echo(_table(mrr, "MRR"))
     elif strategies or query_set is not None:
         typer.echo(_table(found))
     else:
-        for name, value in found.items():
-            typer.echo(f"{name:10s} {value:.4f}")
+        _show(found, as_json)
+
+
+def _show(metrics: dict[str, Any], as_json: bool) -> None:
+    """Prints metrics, a line for each or as JSON."""
+    lines = (f"{name:10s} {value:.4f}" for name, value in metrics.items())
+    typer.echo(json.dumps(metrics) if as_json else "\n".join(lines))
+
+
+def _shapes(names: str) -> list[str]:
+    """The shapes of queries; raises ValueError for an unknown one."""
+    from aswa_hf.kge.queries.language import SHAPES, shape_structure
+
+    shapes = list(SHAPES) if names == "all" else [name.strip() for name in names.split(",")]
+    for shape in shapes:
+        shape_structure(shape)
+    return shapes
 
 
 def _is_file(queries: str) -> bool:
@@ -100,13 +142,10 @@ def _queries(names: str, kg: KnowledgeGraph | None, per_shape: int, seed: int) -
     from datasets import concatenate_datasets
 
     from aswa_hf.kge import generate_queries, load_queries
-    from aswa_hf.kge.queries.language import SHAPES, shape_structure
 
     if kg is None or _is_file(names):
         return load_queries(names)
-    shapes = list(SHAPES) if names == "all" else [name.strip() for name in names.split(",")]
-    for shape in shapes:
-        shape_structure(shape)
+    shapes = _shapes(names)
     return concatenate_datasets(
         [generate_queries(kg, shape, per_shape, seed) for shape in _progress(shapes, "sampling queries", len(shapes))]
     )

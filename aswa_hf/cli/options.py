@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -24,6 +26,22 @@ def from_settings(
     With `recipe`, a function from the name of a recipe and settings to a run, there is also `--recipe`: its settings
     take the place of the defaults.
     """
+@contextmanager
+def loading(what: str) -> Iterator[None]:
+    """Says what is being loaded, on a terminal, until it is: importing the libraries alone takes seconds."""
+    shown = sys.stderr.isatty()
+    if shown:
+        sys.stderr.write(f"loading {what} …")
+        sys.stderr.flush()
+    try:
+        yield
+    finally:
+        if shown:
+            sys.stderr.write("\r\x1b[K")  # clears the line
+
+
+def from_settings(kind: type[TrainingRun]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Adds a flag to a command for each setting of a kind of run; the command's first argument is the run."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         settings = list(kind.settings())

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from aswa_hf.cli.options import loading
+
 
 def predict(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A run folder, a saved model or a Hub repository.")],
@@ -22,9 +24,13 @@ def predict(
 
     Example: `aswa-hf predict runs/countries --head france --relation locatedin -k 3`
     """
-    from aswa_hf.kge import LinkPredictor, load_kg
+    if relation is None or (head is None) == (tail is None):
+        raise ValueError("Give --head and --relation to predict tails, or --relation and --tail to predict heads.")
+    with loading(model):
+        from aswa_hf.kge.data import load_kg
+        from aswa_hf.kge.predict import LinkPredictor
 
-    predictor = LinkPredictor.from_pretrained(model, kg=load_kg(known) if known else None)
+        predictor = LinkPredictor.from_pretrained(model, kg=load_kg(known) if known else None)
     answers = predictor.predict(head, relation, tail, k=k, exclude_known=known is not None)
     if as_json:
         typer.echo(answers.to_json(orient="records"))

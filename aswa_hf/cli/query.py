@@ -7,6 +7,11 @@ from typing import Annotated
 
 import typer
 
+from aswa_hf._utils.checks import check_choice
+from aswa_hf.cli.options import loading
+
+TNORMS, TRUTHS = ("product", "min", "lukasiewicz"), ("sigmoid", "minmax", "softmax")
+
 BEAM = Annotated[int, typer.Option(metavar="N", min=1, help="Entities kept for a variable between two hops.")]
 TNORM = Annotated[str, typer.Option(metavar="NAME", help="How parts are combined: product, min or lukasiewicz.")]
 TRUTH = Annotated[
@@ -33,10 +38,13 @@ def query(
 
     Example: `aswa-hf query runs/countries "2p: france, neighbor, locatedin" -k 3 --chains`
     """
-    from aswa_hf.kge import LinkPredictor, Query, answer_query
+    check_choice("--tnorm", tnorm, TNORMS)
+    check_choice("--truth", truth, TRUTHS)
+    with loading(model):
+        from aswa_hf.kge import LinkPredictor, Query, answer_query
 
-    parsed = Query.parse(text)
-    predictor = LinkPredictor.from_pretrained(model)
+        parsed = Query.parse(text)
+        predictor = LinkPredictor.from_pretrained(model)
     answers = answer_query(predictor, parsed, k, beam=beam, tnorm=tnorm, truth=truth, chains=chains)
     chain = answers.pop("chain") if chains else [[]] * len(answers)
     if as_json:

@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aswa_hf._utils.tensors import load_weights, open_tensors
+from aswa_hf._utils.names import did_you_mean
+from aswa_hf._utils.tensors import load_weights, open_tensors, read_header
 from aswa_hf.batchnorm import Batches
 from aswa_hf.checkpoint import AVERAGE_FILE
 from aswa_hf.experiments.settings import ImageRun, KGERun, read_run, read_settings
@@ -29,11 +30,15 @@ class Evaluation:
     metric: str
     score: Callable[[Any], Any]
     """The validation score of a model."""
-    report: Callable[[Any], dict[str, dict[str, float]]]
-    """The metrics of a model by split."""
+    measure: Callable[[Any, str], dict[str, float]]
+    """The metrics of a model on a split."""
     batches: Batches | None = None
     bn_batches: int | None = None
     about: dict[str, Any] = field(default_factory=dict)
+
+    def report(self, model: Any) -> dict[str, dict[str, float]]:
+        """The metrics of a model by split."""
+        return {split: self.measure(model, split) for split in SPLITS}
 
 
 def find_evaluation(folders: Sequence[Path | None], dataset: str | None = None) -> Evaluation | None:
@@ -147,10 +152,7 @@ def _evaluation(metric: str, measure: Any, **options: Any) -> Evaluation:
     def score(model: Any) -> float:
         return float(measure(model, "validation")[metric])
 
-    def report(model: Any) -> dict[str, dict[str, float]]:
-        return {split: measure(model, split) for split in SPLITS}
-
-    return Evaluation(metric, score, report, **options)
+    return Evaluation(metric, score, measure, **options)
 
 
 def _on_device(measure: Any, model: Any, split: str) -> dict[str, float]:
@@ -177,17 +179,25 @@ def _classification(model: Any, loader: Any) -> dict[str, float]:
 
 def each_strategy(model: KGEModel, run: str | Path, names: Sequence[str]) -> Iterator[str]:
     """Yields the names of strategies of a run, each while its weights are in the model."""
-    path = strategy_weights(Path(run))
+    path = check_strategies(Path(run), names)
     with open_tensors(path) as file:
         keys = list(file.keys())
-        known = dict.fromkeys(key.partition("/")[0] for key in keys)
-        if missing := [name for name in names if name not in known]:
-            raise ValueError(f"The run has no weights of the strategy {missing[0]!r}. It has {', '.join(known)}.")
         for name in names:
             prefix = f"{name}/averaged/"
             weights = {key.removeprefix(prefix): file.get_tensor(key) for key in keys if key.startswith(prefix)}
             load_weights(model, weights, f"{path}, strategy {name},")
             yield name
+
+
+def check_strategies(run: Path, names: Sequence[str]) -> Path:
+    """Returns the file with the weights of a run's strategies; raises ValueError if a strategy is not in it."""
+    path = strategy_weights(run)
+    known = dict.fromkeys(key.partition("/")[0] for key in read_header(path)[0])
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise ValueError(f"The run has no weights of the strategy {name!r}. {hint}It has {', '.join(known)}.")
+    return path
 
 
 def strategy_weights(run: Path) -> Path:

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from aswa_hf._utils.names import did_you_mean
+
 KGE, IMAGES = "link-prediction", "image-classification"
 
 MODELS = {
@@ -139,7 +141,8 @@ def plain(name: str) -> str:
 
 def find_table(name: str) -> Table:
     if name not in TABLES:
-        raise ValueError(f"There is no table {name!r}. The paper's tables are {', '.join(TABLES)}.")
+        hint = did_you_mean(name, TABLES)
+        raise ValueError(f"There is no table {name!r}. {hint}The paper's tables are {', '.join(TABLES)}.")
     return TABLES[name]
 
 
@@ -150,7 +153,8 @@ def find_models(table: Table, names: list[str] | None) -> list[str]:
     for name in table.models if names is None else names:
         key = next((key for key in (name.lower(), f"{name.lower()}_cifar") if key in known), None)
         if key is None:
-            raise ValueError(f"--models: there is no {name!r}. Table {table.name} takes {', '.join(known)}.")
+            hint = did_you_mean(name, known)
+            raise ValueError(f"--models: there is no {name!r}. {hint}Table {table.name} takes {', '.join(known)}.")
         found.append(key)
     return list(dict.fromkeys(found))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -114,6 +115,9 @@ def _read(name_or_path: str | os.PathLike[str], revision: str | None, cache_dir:
     name, path = os.fspath(name_or_path), Path(name_or_path).expanduser()
     on_disk = path.is_dir() and bool(name)
     refuse_mistyped(path)
+    if name != "digits" and difflib.get_close_matches(name.lower(), ["digits"], cutoff=0.8) and not on_disk:
+        # The Hub would be asked many times.
+        raise ValueError(f"There is no dataset {name!r}. Did you mean 'digits'?")
     if not on_disk and (not name or path.is_absolute() or len(path.parts) > 2 or path.is_file()):
         # The Hub would be asked for what cannot be there.
         raise ValueError(

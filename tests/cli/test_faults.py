@@ -78,6 +78,43 @@ def test_mistyped_folders_are_told_apart_from_repositories(tmp_path, monkeypatch
         assert refused(*command).endswith("Did you mean runs/umls-keci?")
 
 
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (
+            "train kge --dataset countries --model complx",
+            "--model has the unknown value 'complx'. Did you mean 'complex'?",
+        ),
+        ("train kge --dataset countries --strategies aswa,swaa", "--strategies has the unknown value 'swaa'. Did you"),
+        ("train image --dataset digit", "There is no dataset 'digit'. Did you mean 'digits'?"),
+        ("reproduce link-predictions", "There is no table 'link-predictions'. Did you mean 'link-prediction'?"),
+        ("reproduce nell --models complx", "--models: there is no 'complx'. Did you mean 'complex'?"),
+        ("average nowhere --strategy unifrm", "strategy must be one of"),
+    ],
+)
+def test_near_misses_are_found_before_anything_is_loaded(command, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("datasets.load_dataset", None)
+    assert refused(*command.split(), "--output-dir", "run").startswith(f"aswa-hf: {message}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_that_nobody_expected_is_one_line_and_with_debug_a_traceback(tmp_path, monkeypatch, capsys):
+    def fail(*args, **options):
+        raise KeyError("inside")
+
+    monkeypatch.setattr("aswa_hf.kge.LinkPredictor.from_pretrained", fail)
+    command = "predict", tmp_path, "--head", "a", "--relation", "b"
+    assert refused(*command) == "aswa-hf: unexpected KeyError: 'inside' (use --debug to see where)"
+    assert capsys.readouterr().err == ""
+    for arguments in (("--debug", *command), (*command, "--debug")):
+        assert refused(*arguments).startswith("aswa-hf: unexpected KeyError")
+        assert "Traceback" in capsys.readouterr().err
+    # An ordinary error has one too.
+    assert refused("reproduce", "nothing", "--debug").startswith("aswa-hf: There is no table")
+    assert "in find_table" in capsys.readouterr().err
+
+
 def test_a_model_that_is_no_link_predictor_is_named(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "timm_wrapper"}')
     said = refused("predict", tmp_path, "--head", "a", "--relation", "b")

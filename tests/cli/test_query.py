@@ -126,19 +126,38 @@ def test_a_run_without_final_weights_says_which_it_compares(run_folder, tmp_path
         (["query", "RUN", "2p: france, neighbor"], "wrong at position 21: expected ',' and a relation"),
         (["query", "RUN", "1p: france, neighbor", "--tnorm", "sum"], "tnorm must be one of product, min"),
         (["query", "nowhere", "1p: france, neighbor"], "Found no link predictor at 'nowhere'"),
-        (["evaluate", "RUN"], "Give the graph with --dataset"),
-        (["evaluate", "RUN", "--queries", "all"], "Give the graph with --dataset"),
+        (["query", "RUN", "9z: france, neighbor"], "unknown shape '9z', the shapes are 1p, 2p"),
+        (["query", "RUN", "2p france neighbor locatedin"], "written as '2p: entity, relation, relation', with commas"),
+        (["query", "nowhere", "1p: france, neighbor", "--truth", "sigmod"], "--truth must be one of sigmoid"),
+        (["query", "nowhere", "1p: france, neighbor", "--tnorm", "prodct"], "Did you mean 'product'?"),
+        (["predict", "nowhere", "--head", "france"], "Give --head and --relation to predict tails"),
+        (["evaluate", "nowhere", "--dataset", "countries", "--split", "tset"], "Did you mean 'test'?"),
+        (["evaluate", "MODEL"], "Give the graph with --dataset"),
+        (["evaluate", "MODEL", "--queries", "all"], "Give the graph with --dataset"),
         (["evaluate", "RUN", "--dataset", "countries", "--queries", "2p,9p"], "Unknown shape '9p'"),
         (["evaluate", "RUN", "--queries", "none.parquet", "--split", "train"], "--split train is for ranking triples"),
         (["evaluate", "RUN", "--queries", "none.parquet"], "no file of queries at none.parquet"),
-        (["evaluate", "RUN", "--dataset", "countries", "--strategies", "awsa"], "no weights of the strategy 'awsa'"),
+        (["evaluate", "RUN", "--strategies", "awsa"], "no weights of the strategy 'awsa'. Did you mean 'aswa'?"),
     ],
 )
-def test_wrong_questions_are_one_line(run_folder, arguments, message):
-    complaint = call(*(run_folder if argument == "RUN" else argument for argument in arguments))
+def test_wrong_questions_are_one_line(run_folder, tmp_path, arguments, message):
+    if "MODEL" in arguments:
+        shutil.copytree(run_folder, tmp_path / "model")
+        (tmp_path / "model" / "settings.json").unlink()
+    places = {"RUN": run_folder, "MODEL": str(tmp_path / "model")}
+    complaint = call(*(places.get(argument, argument) for argument in arguments))
     assert complaint.startswith("aswa-hf: ")
     assert message in complaint
     assert "\n" not in complaint
+
+
+def test_a_run_is_evaluated_on_its_own_dataset(run_folder, capsys):
+    found = []
+    for options in ([], ["--dataset", "countries"]):
+        assert not call("evaluate", run_folder, "--split", "validation", "--json", *options)
+        found.append(json.loads(capsys.readouterr().out))
+    results = json.loads((Path(run_folder) / "results.json").read_text())["strategies"]["aswa"]
+    assert found[0] == found[1] == pytest.approx(results["validation"])
 
 
 def test_a_beam_of_nothing_is_refused(run_folder, capsys):

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aswa_hf._utils.checks import check_whole_number
+from aswa_hf._utils.checks import check_choice, check_whole_number
 from aswa_hf.kge.modeling_kge import KGEModel
 from aswa_hf.kge.predict import LinkPredictor
 from aswa_hf.kge.queries.language import Query, Structure
@@ -148,8 +148,7 @@ class BeamSearch:
         if batch_size is not None:
             check_whole_number("batch_size", batch_size)
         for name, value, known in (("tnorm", tnorm, NORMS), ("truth", truth, TRUTHS)):
-            if value not in list(known):
-                raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}.")
+            check_choice(name, value, known)
         if not all(parameter.isfinite().all() for parameter in model.parameters()):
             raise ValueError(DIVERGED)
         self.model = model

@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from aswa_hf._utils.names import did_you_mean
+
 # What a query looks like without its labels: "e" for an entity, ("p", source) for a hop, ("i", …) for an intersection
 # and ("u", …) for a union.
 Structure = Any
@@ -184,8 +186,13 @@ def label_kinds(structure: Structure) -> list[str]:
 def shape_structure(shape: str) -> Structure:
     """The structure of a shape given by its name."""
     if shape not in list(SHAPES):
-        raise ValueError(f"Unknown shape {shape!r}. The shapes are {', '.join(SHAPES)}.")
+        raise ValueError(f"Unknown shape {shape!r}. {did_you_mean(shape, SHAPES)}The shapes are {', '.join(SHAPES)}.")
     return SHAPES[shape]
+
+
+def form(shape: str) -> str:
+    """How a query of a shape is written: `2p: entity, relation, relation`."""
+    return f"{shape}: {', '.join(label_kinds(SHAPES[shape]))}"
 
 
 def _members(query: Query, kind: type[_Several]) -> tuple[Query, ...]:
@@ -193,7 +200,7 @@ def _members(query: Query, kind: type[_Several]) -> tuple[Query, ...]:
 
 
 # The name of a shape, known or unknown, at the beginning of a text.
-_NAME = re.compile(r"\s*(\d*[pinu]+)\s*:")
+_NAME = re.compile(r"\s*(\d*[pinu]+|\d[A-Za-z])\s*:")
 _SIGNS = ",&|()"
 _LABEL = re.compile(rf"[^{_SIGNS}]+")
 _QUOTED = {quote: re.compile(rf"{quote}((?:[^{quote}\\]|\\.)*){quote}", re.DOTALL) for quote in "\"'"}
@@ -216,11 +223,15 @@ class _Parser:
     def query(self) -> Query:
         name = _NAME.match(self.text)
         if name is None:
+            first = self.text.split()[:1]
+            if first and first[0] in SHAPES and "," not in self.text:
+                raise self.error(f"a query of this shape is written as '{form(first[0])}', with commas")
             query = self.union()
             self.end("',' and a relation, '&', '|' or the end")
             return query
         if name[1] not in SHAPES:
-            raise self.error(f"unknown shape {name[1]!r}, the shapes are {', '.join(SHAPES)}", name.start(1))
+            forms = f"the shapes are {', '.join(SHAPES)}, as in '{form('2p')}'"
+            raise self.error(f"unknown shape {name[1]!r}, {forms}", name.start(1))
         structure, self.at = SHAPES[name[1]], name.end()
         kinds = label_kinds(structure)
         labels: list[tuple[str, str]] = []
