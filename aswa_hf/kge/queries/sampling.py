@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,7 +20,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from datasets import Dataset, Features, List, Value, load_dataset
 
 from aswa_hf._utils.checks import check_whole_number
-from aswa_hf._utils.files import replacing
+from aswa_hf._utils.files import parse_json, replacing
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.kge.data import KnowledgeGraph
 from aswa_hf.kge.graph import TailsByQuery
@@ -106,13 +107,39 @@ def load_queries(path: str | os.PathLike[str]) -> Dataset:
         raise FileNotFoundError(f"There is no file of queries at {path}.")
     try:
         with TemporaryDirectory() as cache, _without_bars():
-            loaded = load_dataset(kind, data_files=str(path), split="train", cache_dir=cache, keep_in_memory=True)
+            if kind == "json":
+                loaded = Dataset.from_list(_read_lines(path))
+            else:
+                loaded = load_dataset(kind, data_files=str(path), split="train", cache_dir=cache, keep_in_memory=True)
             return loaded.cast(Features({name: FEATURES.get(name, of) for name, of in loaded.features.items()}))
     except (datasets.exceptions.DatasetsError, pa.ArrowException, ValueError, TypeError, StopIteration) as error:
         raise ValueError(
             f"{path} does not contain queries with the columns {', '.join(FEATURES)} as {kind} "
             f"({error.__cause__ or error or 'it is empty'})."
         ) from error
+
+
+@dataclass
+class _Line:
+    """The schema of a query in a JSON file."""
+
+    query: str
+    easy: list[str]
+    hard: list[str]
+    shape: str | None = None
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    """The queries of a JSON file: one per line, or a list of them."""
+    # Not by `datasets`, whose reader crashes the process if a file is nested deeply.
+    text = path.read_text(encoding="utf-8")
+    if text.lstrip().startswith("["):
+        rows: list[dict[str, Any]] = parse_json(text, str(path), list[_Line])
+        return rows
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if not lines:
+        raise ValueError("it is empty")
+    return [parse_json(line, f"{path}, line {number},", _Line) for number, line in lines]
 
 
 @contextmanager
