@@ -18,14 +18,6 @@ Recipe = Annotated[str | None, typer.Option(metavar="NAME", help="Settings to st
 METAVARS = {int: "N", float: "X", str: "NAME", tuple: "NAMES", bool: ""}
 
 
-def from_settings(
-    kind: type[TrainingRun], recipe: Callable[..., TrainingRun] | None = None
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Adds a flag to a command for each setting of a kind of run; the command's first argument is the run.
-
-    With `recipe`, a function from the name of a recipe and settings to a run, there is also `--recipe`: its settings
-    take the place of the defaults.
-    """
 @contextmanager
 def loading(what: str) -> Iterator[None]:
     """Says what is being loaded, on a terminal, until it is: importing the libraries alone takes seconds."""
@@ -40,8 +32,14 @@ def loading(what: str) -> Iterator[None]:
             sys.stderr.write("\r\x1b[K")  # clears the line
 
 
-def from_settings(kind: type[TrainingRun]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Adds a flag to a command for each setting of a kind of run; the command's first argument is the run."""
+def from_settings(
+    kind: type[TrainingRun], recipe: Callable[..., TrainingRun] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Adds a flag to a command for each setting of a kind of run; the command's first argument is the run.
+
+    With `recipe`, a function from the name of a recipe and settings to a run, there is also `--recipe`: its settings
+    take the place of the defaults.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         settings = list(kind.settings())
