@@ -26,9 +26,11 @@ class StopAfterThree(TrainerCallback):
         control.should_training_stop = state.epoch >= 3
 
 
-def launch(kind: str, folder: Path, *flags: str, script: str = __file__) -> list[tuple[dict, dict]]:
+def launch(
+    kind: str, folder: Path, *flags: str, script: str = __file__, fresh: bool = False
+) -> list[tuple[dict, dict]]:
     """Runs the job on two gloo processes; gives each rank's tensors and history."""
-    run = warm.run(RANKS, script, kind, folder, *flags)
+    run = warm.run(RANKS, script, kind, folder, *flags, fresh=fresh)
     assert run.returncode == 0, run.stderr[-3000:]
     ranks = []
     for rank in (0, 1):

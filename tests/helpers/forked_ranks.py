@@ -28,6 +28,8 @@ def work(rank: int) -> None:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as ended:
+        os._exit(int(ended.code or 0) if not isinstance(ended.code, str) else 1)
     except BaseException:
         traceback.print_exc()
         os._exit(1)

@@ -26,16 +26,26 @@ from typing import Any
 
 HELPERS = Path(__file__).parent
 LIBRARIES = (
-    "accelerate", "datasets", "matplotlib.pyplot", "numpy", "peft", "sklearn.datasets", "timm", "torch._dynamo",
-    "transformers", "aswa_hf.cli", "aswa_hf.experiments.image", "aswa_hf.experiments.kge", "aswa_hf.loop",
+    "accelerate", "datasets", "matplotlib.pyplot", "numpy", "sklearn.datasets", "timm", "transformers",
+    "aswa_hf.cli", "aswa_hf.experiments.image", "aswa_hf.experiments.kge", "aswa_hf.loop",
     "aswa_hf.trainer.callback", "training",
 )  # fmt: skip
 
 
 def run(
-    *command: Any, cwd: Path | None = None, env: dict[str, str] | None = None, timeout: float = 540
+    *command: Any,
+    cwd: Path | None = None,
+    env: dict[str, str] | None = None,
+    timeout: float = 540,
+    fresh: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program to its end, and ends what it leaves behind: a worker whose parent was killed may stay forever."""
+    """Runs a program to its end, and ends what it leaves behind: a worker whose parent was killed may stay forever.
+
+    With `fresh` it is a new process that imports for itself.
+    """
+    if fresh:
+        words = [sys.executable, *map(str, command)]
+        return subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout)
     with tempfile.TemporaryDirectory() as folder:
         written = [Path(folder, name) for name in ("stdout", "stderr")]
         server = _server()
@@ -119,11 +129,29 @@ def become(request: dict[str, Any]) -> None:
     sys.path.insert(0, str(HELPERS))
     if command[0] == "-m":
         sys.argv = command[1:]
-        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        end_quietly(command[1])
     else:
         sys.argv = command
         sys.path.insert(0, str(Path(command[0]).parent))
         runpy.run_path(command[0], run_name="__main__")
+
+
+def end_quietly(module: str) -> None:
+    """Runs a module and ends as the interpreter would, without what libraries write when they are unloaded."""
+    status = 0
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":
