@@ -2,6 +2,7 @@
 
 model.safetensors, config.json, …    the shipped weights as an ordinary checkpoint
 checkpoint-<step>/                   the running model's checkpoints, each with the averages in aswa/
+checkpoint-<step>/aswa/commit.json   written last: sizes and checksums of the checkpoint's files
 aswa/                                the weights of all strategies at the end
 settings.json, results.json          how the run was configured, what each strategy reached
 aswa_trajectory.json, trajectory.png every decision, and a plot of them
@@ -11,12 +12,15 @@ train.log, console.log               what was logged, and what a grid of runs pr
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aswa_hf._utils.commits import commit, damage
 from aswa_hf._utils.files import read_json, write_text
+from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.trajectory import Number, save_trajectories
 
 if TYPE_CHECKING:
@@ -33,6 +37,7 @@ WEIGHTS, ADAPTER_WEIGHTS, WEIGHTS_INDEX = (
 )
 TRAINER_STATE = "trainer_state.json"
 STATE_FOLDER = "aswa"
+COMMIT = "commit.json"
 CHECKPOINT_PREFIX = "checkpoint-"
 
 # What the package reads of each file; other fields may have any value.
@@ -102,10 +107,81 @@ def _is_step(name: str) -> bool:
     return name.removeprefix(CHECKPOINT_PREFIX).isdecimal()
 
 
+def commit_marker(checkpoint: Path) -> Path:
+    """Returns the file that marks a checkpoint as complete."""
+    return checkpoint / STATE_FOLDER / COMMIT
+
+
+def commit_checkpoint(checkpoint: Path) -> None:
+    """Marks a checkpoint as complete, with the files that are in it now; later ones do not count."""
+    commit(checkpoint, commit_marker(checkpoint))
+
+
+def checkpoint_damage(checkpoint: Path, required: str = TRAINER_STATE) -> str | None:
+    """Returns what is wrong with a checkpoint, or None if it is valid.
+
+    A checkpoint without a marker is valid if it has the `required` file and no truncated one: older versions wrote
+    none, and a run may be killed before it writes the marker.
+    """
+    return damage(checkpoint, commit_marker(checkpoint), required)
+
+
+def valid_checkpoint(folder: str | Path, required: str = TRAINER_STATE) -> tuple[Path | None, dict[Path, str]]:
+    """Returns the newest valid checkpoint, and those that are newer, with what is wrong with each."""
+    damaged: dict[Path, str] = {}
+    for checkpoint in reversed(checkpoints(folder)):
+        reason = checkpoint_damage(checkpoint, required)
+        if reason is None:
+            return checkpoint, damaged
+        damaged[checkpoint] = reason
+    return None, damaged
+
+
+def newest_checkpoint(folder: str | Path, required: str = TRAINER_STATE, *, clean: bool = True) -> Path | None:
+    """Returns the newest valid checkpoint, or None if there is none; raises ValueError if all are damaged.
+
+    Newer ones are named in a warning and renamed (`clean`), since the resumed run will write them again; those that
+    were never complete are removed.
+    """
+    valid, damaged = valid_checkpoint(folder, required)
+    skipped = ", ".join(f"{checkpoint.name} ({reason})" for checkpoint, reason in damaged.items())
+    if valid is None and any((checkpoint / required).exists() for checkpoint in damaged):
+        raise ValueError(f"No checkpoint in {folder} is valid: {skipped}. Start a new run in another folder.")
+    if not damaged or not clean:
+        return valid
+    for checkpoint in damaged:
+        aside = checkpoint.with_name(f"_damaged-{checkpoint.name}")  # the underscore keeps it out of a push
+        shutil.rmtree(aside, ignore_errors=True)
+        checkpoint.rename(aside)
+        if not (aside / required).exists():
+            shutil.rmtree(aside, ignore_errors=True)
+    resumed = f"The run resumes from {valid.name}." if valid else "There was no complete one before."
+    warn_caller(f"Skipped damaged checkpoints in {folder}: {skipped}. {resumed}")
+    return valid
+
+
+def refuse_other_sharding(checkpoint: Path, *, sharded: bool) -> None:
+    """Raises ValueError if a sharded run resumes from a checkpoint of complete weights, or the other way round."""
+    kinds = {True: "with sharded weights (FSDP)", False: "with complete weights on every process"}
+    saved = any(checkpoint.glob("pytorch_model_fsdp*"))  # as accelerate names them
+    if saved != sharded:
+        raise ValueError(
+            f"{checkpoint} was saved by a run {kinds[saved]}, and this run is one {kinds[sharded]}. Resume with the "
+            "same kind of run, or start a new one in another folder."
+        )
+
+
+def is_finished(checkpoint: Path) -> bool:
+    """Whether a Trainer wrote a checkpoint to its end: its state is the last file. The others are not checked."""
+    try:
+        return bool(read_trainer_state(checkpoint))
+    except (OSError, ValueError):
+        return False
+
+
 def last_trainer_checkpoint(folder: str | Path) -> Path | None:
-    """Returns the last checkpoint that a Trainer wrote completely: its state is the last file it writes."""
-    complete = [path for path in checkpoints(folder) if (path / TRAINER_STATE).is_file()]
-    return complete[-1] if complete else None
+    """Returns the last checkpoint that a Trainer wrote to its end."""
+    return next((path for path in reversed(checkpoints(folder)) if is_finished(path)), None)
 
 
 def epochs_done(checkpoint: Path | None) -> float:

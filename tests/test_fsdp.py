@@ -214,7 +214,8 @@ def test_a_disk_that_is_full_for_one_rank_is_an_error_on_all_and_leaves_the_old_
         assert report["unchanged"]
         assert (report["loaded"], report["then"]) == (1.0, 3.0)
     assert "File too large" in reports[rank]["error"]
-    assert "another process could not write its part" in reports[1 - rank]["error"]
+    assert f"on rank {rank}: " in reports[1 - rank]["error"]
+    assert "File too large" in reports[1 - rank]["error"]
 
 
 def test_a_missing_shard_is_named(processes, tmp_path):

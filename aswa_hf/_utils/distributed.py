@@ -61,14 +61,17 @@ def in_step(items: Iterable[T], device: torch.device) -> Iterator[T]:
 
 @contextmanager
 def succeeding_together(device: torch.device, errors: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
-    """Raises on every rank if the block raises one of `errors` on any of them."""
+    """Raises on every rank if the block raises one of `errors` on any of them; all have the message of the first."""
     error: Exception | None = None
     try:
         yield
     except errors as caught:
         error = caught
     if not on_every_rank(error is None, device):
-        raise error or OSError("another process could not write its part")
+        messages: list[str | None] = [None] * world_size()
+        if world_size() > 1:
+            dist.all_gather_object(messages, None if error is None else str(error))
+        raise error or errors[0](next(f"on rank {r}: {m}" for r, m in enumerate(messages) if m is not None))
 
 
 @torch.no_grad()

@@ -34,15 +34,41 @@ def replacing(path: str | Path) -> Iterator[Path]:
         yield temporary
         sync(temporary)
         temporary.replace(path)
+        sync(path.parent)
     finally:
         with suppress(FileNotFoundError):
             temporary.unlink()
 
 
 def sync(path: Path) -> None:
-    """Flushes a file to the disk: a full disk may only be noticed then."""
+    """Flushes a file, or the names in a folder, to the disk: a full disk may only be noticed then."""
+    if path.is_dir():
+        with suppress(OSError):  # not all file systems can
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        return
     with path.open("rb") as file:
         os.fsync(file.fileno())
+
+
+def remove_temporary(folder: Path) -> None:
+    """Removes the temporary files of writes that were killed; no other process may be writing to the folder."""
+    for path in folder.glob(".*.tmp"):
+        path.unlink(missing_ok=True)
+
+
+# torch reports a file that cannot be written as a RuntimeError.
+_UNWRITTEN = ("PytorchStreamWriter", "unexpected pos", "file write failed", "No space left")
+
+
+def write_failure(error: Exception) -> str | None:
+    """Returns why a file could not be written, if that is what the error means."""
+    if isinstance(error, RuntimeError) and any(sign in str(error) for sign in _UNWRITTEN):
+        return f"a file could not be written completely, is the disk full? ({str(error).splitlines()[0]})"
+    return str(error) if isinstance(error, OSError) else None
 
 
 def write_text(path: str | Path, text: str) -> None:

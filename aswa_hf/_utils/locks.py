@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,9 +14,9 @@ LOCK_FILE = ".lock"
 
 
 @contextmanager
-def only_user(folder: Path) -> Iterator[None]:
+def only_user(folder: Path, name: str = LOCK_FILE) -> Iterator[None]:
     """Keeps other runs out of a folder; the lock ends with this process, however that ends."""
-    path = folder / LOCK_FILE
+    path = folder / name
     path.touch()  # a folder that cannot be written to is an error, a file system without locks is not
     with ExitStack() as held:
         try:
@@ -26,3 +27,27 @@ def only_user(folder: Path) -> Iterator[None]:
         except (OSError, NotImplementedError) as error:
             logging.getLogger(__name__).info(f"{folder} cannot be locked: {error}")
         yield
+
+
+# The locks that this process holds, with the thread that runs each training.
+_held: dict[Path, tuple[int, ExitStack]] = {}
+
+
+def hold(folder: Path, name: str) -> None:
+    """Locks a folder until `release`.
+
+    A thread runs one training at a time: if it locks a folder again, the earlier training has ended with an error, and
+    nobody told.
+    """
+    path = folder.resolve() / name
+    if path in _held and _held[path][0] == threading.get_ident():
+        release(folder, name)
+    lock = ExitStack()
+    lock.enter_context(only_user(folder, name))
+    _held[path] = (threading.get_ident(), lock)
+
+
+def release(folder: Path, name: str) -> None:
+    """Releases a lock of this process, if it holds one."""
+    _, lock = _held.pop(folder.resolve() / name, (0, ExitStack()))
+    lock.close()

@@ -10,6 +10,7 @@ from typing import Any
 
 from aswa_hf._utils.files import read_json, refuse_mistyped
 from aswa_hf._utils.paths import check_inside
+from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.checkpoints.tensors import UNSHARDED, Checkpoint, check_same_tensors, read_checkpoint
 from aswa_hf.run_folder import (
     ADAPTER_CONFIG,
@@ -21,8 +22,11 @@ from aswa_hf.run_folder import (
     TRAJECTORY,
     WEIGHTS,
     WeightsIndex,
+    checkpoint_damage,
     checkpoint_step,
     checkpoints,
+    commit_marker,
+    is_finished,
     read_config,
     read_trainer_state,
 )
@@ -90,16 +94,23 @@ def _of_several(path: str | os.PathLike[str], report: Callable[[str], None]) -> 
 
 
 def _of_run(folder: Path) -> list[Checkpoint]:
-    """The checkpoint-N of a folder in the order of N; raises ValueError if one is incomplete."""
+    """The valid checkpoint-N of a folder in the order of N; warns about what killed runs have left, and damage."""
     ordered = checkpoints(folder)
-    complete = [path for path in ordered if (path / TRAINER_STATE).is_file()]
     # Checkpoints of other programs have no state of the Trainer, which the Trainer writes last.
-    if complete and (unfinished := next((path for path in ordered if path not in complete), None)):
-        raise ValueError(
-            f"{unfinished} is incomplete: it has no {TRAINER_STATE}, which the Trainer writes last. Remove it, or "
-            "give the checkpoints to average one by one."
-        )
-    return [checkpoint_in(path) for path in ordered]
+    by_trainer = any((path / TRAINER_STATE).is_file() for path in ordered)
+    damaged = {}
+    for path in ordered:
+        if commit_marker(path).exists():
+            damaged[path] = checkpoint_damage(path)
+        elif by_trainer and not is_finished(path):
+            damaged[path] = f"it has no readable {TRAINER_STATE}"
+    damaged = {path: reason for path, reason in damaged.items() if reason is not None}
+    if damaged:
+        skipped = ", ".join(f"{path.name} ({reason})" for path, reason in damaged.items())
+        if len(damaged) == len(ordered):
+            raise ValueError(f"No checkpoint in {folder} is valid: {skipped}.")
+        warn_caller(f"Skipped damaged checkpoints in {folder}: {skipped}.")
+    return [checkpoint_in(path) for path in ordered if path not in damaged]
 
 
 def checkpoint_in(folder: Path, name: str | None = None) -> Checkpoint:

@@ -36,7 +36,7 @@ from aswa_hf.experiments.running import (
     write_results,
 )
 from aswa_hf.experiments.settings import ImageRun
-from aswa_hf.run_folder import LOG, SETTINGS, epochs_done, last_trainer_checkpoint, write_json
+from aswa_hf.run_folder import LOG, SETTINGS, epochs_done, newest_checkpoint, write_json
 from aswa_hf.strategies import SWA
 from aswa_hf.trainer import ASWACallback
 from aswa_hf.trainer.hub import image_example
@@ -219,7 +219,7 @@ def _fge(
     trainer = FGETrainer(model, args, recipe, train_dataset=images["train"], callbacks=[LogFile(folder / LOG)])
     save_every_tenth(trainer)
     with steps_shown(trainer, console, f"FGE from epoch {recipe.fge_epoch}, steps"):
-        last = last_trainer_checkpoint(folder)
+        last = newest_checkpoint(folder, clean=is_main_process())
         trainer.train(resume_from_checkpoint=None if last is None else str(last))
     ensemble = trainer.fge.ensemble()
     results: dict[str, Any] = {"members": len(ensemble.members)}

@@ -30,6 +30,7 @@ from aswa_hf.run_folder import (
     SETTINGS,
     epochs_done,
     last_trainer_checkpoint,
+    newest_checkpoint,
     write_json,
     write_trajectory,
 )
@@ -88,10 +89,10 @@ def sole_run(output_dir: Path) -> Iterator[None]:
 
 def checkpoint_to_resume(output_dir: Path, resume: bool) -> Path | None:
     """The checkpoint to resume from, or None; raises ValueError if a run in the folder would be overwritten."""
-    last = last_trainer_checkpoint(output_dir)
+    last = newest_checkpoint(output_dir, clean=is_main_process()) if resume else None
     if resume and last is None:
         raise ValueError(f"--resume: there is no checkpoint in {output_dir}. Start the run without --resume.")
-    if not resume and (last is not None or (output_dir / RESULTS).exists()):
+    if not resume and (last_trainer_checkpoint(output_dir) is not None or (output_dir / RESULTS).exists()):
         raise ValueError(f"{output_dir} already holds a run. Choose another --output-dir, or resume it with --resume.")
     return last
 

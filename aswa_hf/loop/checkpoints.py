@@ -1,9 +1,11 @@
 """The state of a run of `fit`: saved in checkpoints by atomic writes, and restored exactly.
 
     checkpoint_dir/checkpoint-<step>/         model.safetensors, optimizer, scheduler, … as accelerate saves them
-    checkpoint_dir/checkpoint-<step>/aswa/    average.safetensors, state.json, random states in rank-<i>.safetensors
+    checkpoint_dir/checkpoint-<step>/aswa/    average.safetensors, state.json, random states in rank-<i>.safetensors,
+                                              commit.json
 
-A checkpoint is written to a hidden name and renamed when all processes have written their part.
+A checkpoint is written to a hidden name and renamed when all processes have written their part. Its last file,
+`aswa/commit.json`, has the size and a checksum of every other one: a damaged checkpoint is skipped.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator, skip_first_batches
+from accelerate import Accelerator, DistributedType, skip_first_batches
 from accelerate.data_loader import DataLoaderShard
 from accelerate.logging import get_logger
 from safetensors import SafetensorError
@@ -24,13 +26,21 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from aswa_hf._utils.distributed import agree, succeeding_together
-from aswa_hf._utils.files import sync
+from aswa_hf._utils.files import remove_temporary, sync, write_failure
 from aswa_hf._utils.locks import only_user
 from aswa_hf._utils.random_state import loader_parts, rng_from_tensors, rng_state, rng_tensors, set_rng_state
 from aswa_hf._utils.sharding import is_sharded
 from aswa_hf.averaging import unwrap
-from aswa_hf.checkpoint import load_state, save_state
-from aswa_hf.run_folder import STATE_FOLDER, checkpoint_folder, checkpoint_step, checkpoints
+from aswa_hf.checkpoint import AVERAGE_FILE, load_state, save_state
+from aswa_hf.run_folder import (
+    STATE_FOLDER,
+    checkpoint_folder,
+    checkpoint_step,
+    checkpoints,
+    commit_checkpoint,
+    newest_checkpoint,
+    refuse_other_sharding,
+)
 from aswa_hf.strategies import Strategy
 from aswa_hf.trajectory import decode_numbers, encode_number
 
@@ -134,14 +144,13 @@ class Place:
                     )
             with succeeding_together(accelerator.device):
                 if accelerator.is_main_process:
-                    for path in temporary.rglob("*"):
-                        if path.is_file():
-                            sync(path)
+                    commit_checkpoint(temporary)
                     temporary.rename(folder)
+                    sync(root)
         except SAVING_ERRORS as error:
             raise OSError(
-                f"The checkpoint of step {self.step} could not be saved in {root}: {error}. Earlier ones are "
-                "unchanged: remove the cause and start the same command again."
+                f"The checkpoint of step {self.step} could not be saved in {root}: {write_failure(error) or error}. "
+                "Earlier ones are unchanged: remove the cause and start the same command again."
             ) from error
         return folder
 
@@ -156,6 +165,7 @@ class Place:
         epochs: int,
     ) -> None:
         """Restores a checkpoint: position, model, optimizer, scheduler and strategies."""
+        refuse_other_sharding(folder, sharded=accelerator.distributed_type == DistributedType.FSDP)
         content = load_state(folder / STATE_FOLDER, strategies)
         if "processes" not in content:
             raise ValueError(f"{folder} was not saved by fit(). Choose another checkpoint_dir.")
@@ -229,6 +239,7 @@ def opened(accelerator: Accelerator, root: Path | None, resume: bool) -> Iterato
                 if accelerator.is_main_process:
                     root.mkdir(parents=True, exist_ok=True)
                     until_left.enter_context(only_user(root))
+                    remove_temporary(root)
                     for left_over in root.glob(".checkpoint-*"):
                         shutil.rmtree(left_over, ignore_errors=True)
         except OSError as error:
@@ -237,7 +248,11 @@ def opened(accelerator: Accelerator, root: Path | None, resume: bool) -> Iterato
 
 
 def _last(accelerator: Accelerator, root: Path, resume: bool) -> Path | None:
-    last = agree(max((checkpoint_step(path) for path in checkpoints(root)), default=-1), accelerator.device)
+    newest = None
+    with succeeding_together(accelerator.device, (ValueError,)):
+        if accelerator.is_main_process:
+            newest = newest_checkpoint(root, f"{STATE_FOLDER}/{AVERAGE_FILE}", clean=resume)
+    last = agree(-1 if newest is None else checkpoint_step(newest), accelerator.device)
     folder = checkpoint_folder(root, int(last)) if last >= 0 else None
     missing = torch.tensor([int(not (folder or root).is_dir())], device=accelerator.device)
     if int(accelerator.reduce(missing)):

@@ -26,15 +26,19 @@ from aswa_hf.comparison import (
     reported,
     why_empty,
 )
-from aswa_hf.run_folder import checkpoint_folder, write_trajectory
+from aswa_hf.run_folder import checkpoint_folder, commit_checkpoint, write_trajectory
 from aswa_hf.strategies import Strategy, take_step
 from aswa_hf.trainer.files import (
-    complete_checkpoints,
+    check_before_loading,
+    commit_saved,
+    lock_output,
     move_into_checkpoint,
     pending_folder,
     remove_pending,
     resumed_checkpoint,
     saved_state,
+    unlock_output,
+    what_to_resume_from,
 )
 from aswa_hf.trainer.hub import check_token, describe_run, push_at_end, replace_card, repository_of
 from aswa_hf.trainer.options import (
@@ -138,6 +142,7 @@ class ASWACallback(TrainerCallback):
             raise TypeError(f"ASWACallback needs a transformers.Trainer, got {type(trainer).__name__}.")
         check_trainer_supported(trainer, self.every, self._factories)
         repository_of(self.push_to_hub, trainer.args)
+        check_before_loading(trainer)
         self.trainer = trainer
         metric = choose_metric(self._metric, self._factories, trainer.args)
         self.score = Score(metric)
@@ -158,6 +163,8 @@ class ASWACallback(TrainerCallback):
         self.bind(trainer)  # arguments and datasets may have changed since
         if self.push_to_hub and trainer.is_world_process_zero():
             check_token(args)
+        if not state.is_hyper_param_search:  # whose trials have folders of their own
+            lock_output(args)
         order_callbacks(trainer, self)
         self._loader: Any = None
         self._expected, self.pushed = None, None
@@ -223,6 +230,8 @@ class ASWACallback(TrainerCallback):
             self._write_ahead(args, state)  # the checkpoint was requested too late to write ahead
         if args.should_save:
             move_into_checkpoint(args.output_dir, state.global_step)
+        if not state.is_hyper_param_search:
+            commit_saved(args, state.global_step)
 
     def on_push_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -245,6 +254,7 @@ class ASWACallback(TrainerCallback):
         repo_id = repository_of(self.push_to_hub, args)
         if repo_id is not None and not state.is_hyper_param_search:
             self.pushed = push_at_end(self._bound(), repo_id)
+        unlock_output(args)
 
     def _write_history(self, args: TrainingArguments) -> None:
         shipped = self.apply if self.apply and self.strategies[self.apply].members else None
@@ -433,14 +443,16 @@ class ASWACallback(TrainerCallback):
             self._epoch_steps = content["epoch_steps"]
             # The run may have been killed before this; inside its checkpoint the state is not removed with others.
             wait_for_all()
-            if args.should_save:
+            if args.should_save and folder == pending_folder(checkpoint.parent, state.global_step):
                 move_into_checkpoint(checkpoint.parent, state.global_step)
+                commit_checkpoint(checkpoint)
+            elif args.should_save:
+                remove_pending(checkpoint.parent)
             self._make_missing_decision(args, state)
         elif any(f"{name}/decision" in log for log in state.log_history for name in self.strategies):
-            complete = complete_checkpoints(checkpoint.parent)
             raise ValueError(
-                f"{checkpoint} has no averaging state, although the run it belongs to kept one. Resume from "
-                + (f"{complete[-1]}, the last complete checkpoint." if complete else "another checkpoint.")
+                f"{checkpoint} has no averaging state, although the run it belongs to kept one. "
+                f"{what_to_resume_from(checkpoint.parent)}"
             )
         else:
             logger.warning(

@@ -2,17 +2,34 @@
 
 The Trainer deletes old checkpoints before it calls `on_save` for a new one. The state is therefore written
 first, to `_aswa-<step>` beside the checkpoints, and moved into `checkpoint-<step>/aswa` when that folder is complete.
+`checkpoint-<step>/aswa/commit.json` is written last, with the size and a checksum of every file of the checkpoint.
 """
 
 from __future__ import annotations
 
+import functools
 import shutil
 from pathlib import Path
+from typing import Any
 
-from transformers import TrainerState, TrainingArguments
+from transformers import Trainer, TrainerState, TrainingArguments
 
+from aswa_hf._utils.distributed import succeeding_together, wait_for_all
+from aswa_hf._utils.files import remove_temporary, sync
+from aswa_hf._utils.locks import hold, release
 from aswa_hf.checkpoint import AVERAGE_FILE
-from aswa_hf.run_folder import STATE_FOLDER, TRAINER_STATE, checkpoint_folder, checkpoints
+from aswa_hf.run_folder import (
+    STATE_FOLDER,
+    TRAINER_STATE,
+    checkpoint_damage,
+    checkpoint_folder,
+    commit_checkpoint,
+    commit_marker,
+    refuse_other_sharding,
+    valid_checkpoint,
+)
+
+LOCK = "_aswa.lock"  # the underscore keeps it out of a push
 
 
 def pending_folder(output_dir: str | Path, step: int) -> Path:
@@ -24,9 +41,42 @@ def move_into_checkpoint(output_dir: str | Path, step: int) -> None:
     """Moves the pending state of `step` into its checkpoint, and removes all other pending states."""
     pending, checkpoint = pending_folder(output_dir, step), checkpoint_folder(output_dir, step)
     if pending.is_dir() and checkpoint.is_dir():
+        commit_marker(checkpoint).unlink(missing_ok=True)  # first: from now on the pending state counts
         shutil.rmtree(checkpoint / STATE_FOLDER, ignore_errors=True)
         pending.rename(checkpoint / STATE_FOLDER)
+        sync(checkpoint)
     remove_pending(output_dir, but=step)
+
+
+def lock_output(args: TrainingArguments) -> None:
+    """Raises BlockingIOError on all ranks if another Trainer is training in the folder; otherwise keeps others out."""
+    with succeeding_together(args.device):
+        if args.process_index == 0:
+            folder = Path(args.output_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                hold(folder, LOCK)
+            except BlockingIOError:
+                raise BlockingIOError(
+                    f"Another Trainer with ASWACallback is training in {folder}: they would overwrite each other's "
+                    "checkpoints. Wait for it to end, or choose another output_dir."
+                ) from None
+            remove_temporary(folder)
+
+
+def unlock_output(args: TrainingArguments) -> None:
+    """Lets others train in the folder again."""
+    if args.process_index == 0:
+        release(Path(args.output_dir), LOCK)
+
+
+def commit_saved(args: TrainingArguments, step: int) -> None:
+    """Marks the checkpoint of `step` as complete; all ranks must call it."""
+    wait_for_all()  # each rank writes its own random state
+    with succeeding_together(args.device):
+        checkpoint = checkpoint_folder(args.output_dir, step)
+        if args.should_save and checkpoint.is_dir():
+            commit_checkpoint(checkpoint)
 
 
 def remove_pending(output_dir: str | Path, but: int | None = None) -> None:
@@ -38,15 +88,41 @@ def remove_pending(output_dir: str | Path, but: int | None = None) -> None:
 
 def saved_state(checkpoint: Path, step: int) -> Path | None:
     """Returns the folder with the state of a checkpoint, also if the process ended before the state was moved."""
-    for folder in (checkpoint / STATE_FOLDER, pending_folder(checkpoint.parent, step)):
-        if (folder / AVERAGE_FILE).exists():
-            return folder
-    return None
+    folders = [pending_folder(checkpoint.parent, step), checkpoint / STATE_FOLDER]
+    if commit_marker(checkpoint).exists():
+        folders.reverse()  # the pending state belongs to a later save of the same step, which was not completed
+    return next((folder for folder in folders if (folder / AVERAGE_FILE).exists()), None)
 
 
-def complete_checkpoints(folder: Path) -> list[str]:
-    """Returns the names of the checkpoints that have a state, oldest first."""
-    return [path.name for path in checkpoints(folder) if (path / STATE_FOLDER / AVERAGE_FILE).exists()]
+def refuse_damaged(checkpoint: Path, args: TrainingArguments, *, sharded: bool) -> None:
+    """Raises ValueError on all ranks if a checkpoint is damaged, or was saved by another kind of run."""
+    with succeeding_together(args.device, (ValueError,)):
+        if args.process_index == 0:
+            if reason := checkpoint_damage(checkpoint):
+                raise ValueError(f"{checkpoint} is damaged: {reason}. {what_to_resume_from(checkpoint.parent)}")
+            refuse_other_sharding(checkpoint, sharded=sharded)
+
+
+def what_to_resume_from(folder: Path) -> str:
+    """Returns a sentence that names the newest valid checkpoint with a state."""
+    valid, _ = valid_checkpoint(folder, f"{STATE_FOLDER}/{AVERAGE_FILE}")
+    if valid is None:
+        return "There is no other valid checkpoint beside it: start a new run."
+    return f"Resume from the newest valid one: trainer.train(resume_from_checkpoint={str(valid)!r})."
+
+
+def check_before_loading(trainer: Trainer) -> None:
+    """Makes the trainer check a checkpoint before it loads it; no callback is called that early."""
+    if "_load_from_checkpoint" in vars(trainer):
+        return
+    load = trainer._load_from_checkpoint
+
+    @functools.wraps(load)
+    def checked(resume_from_checkpoint: str, *args: Any, **kwargs: Any) -> None:
+        refuse_damaged(Path(resume_from_checkpoint), trainer.args, sharded=trainer.is_fsdp_enabled)
+        load(resume_from_checkpoint, *args, **kwargs)
+
+    trainer._load_from_checkpoint = checked
 
 
 def resumed_checkpoint(resume_from: str | Path | None, args: TrainingArguments, state: TrainerState) -> Path:

@@ -17,6 +17,7 @@ from training import text_model
 import aswa_hf.checkpoint
 from aswa_hf import ASWA, average_checkpoints
 from aswa_hf.batchnorm import Recalibration
+from aswa_hf.run_folder import commit_checkpoint
 from aswa_hf.trajectory import load_trajectories
 
 
@@ -198,11 +199,21 @@ def test_a_trainers_folder_is_read_in_the_order_of_steps(tmp_path):
     ]  # fmt: skip
 
 
-def test_a_half_written_checkpoint_is_named(tmp_path):
-    run = save_run(tmp_path, [{"w": torch.ones(2)}] * 3)
+def test_half_written_and_damaged_checkpoints_are_named_and_skipped(tmp_path):
+    run = save_run(tmp_path, [{"w": torch.full((2,), float(number))} for number in range(5)])
+    commit_checkpoint(run / "checkpoint-20")
+    content = bytearray((run / "checkpoint-20" / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (run / "checkpoint-20" / "model.safetensors").write_bytes(content)
     (run / "checkpoint-30" / "trainer_state.json").unlink()
-    with pytest.raises(ValueError, match="checkpoint-30 is incomplete"):
-        average_checkpoints(run, strategy="uniform")
+    told = r"checkpoint-20 \(the content of model.safetensors has changed\), checkpoint-30 \(it has no readable"
+    with pytest.warns(UserWarning, match=rf"Skipped damaged checkpoints in .*: {told}"):
+        result = average_checkpoints(run, strategy="uniform")
+    assert result.checkpoints == ["checkpoint-10", "checkpoint-40", "checkpoint-50"]
+    empty = save_run(tmp_path / "empty", [{"w": torch.ones(2)}])
+    (empty / "checkpoint-10" / "trainer_state.json").write_text("")
+    with pytest.raises(ValueError, match=r"No checkpoint in .* is valid: checkpoint-10 \(it has no readable"):
+        average_checkpoints(empty, strategy="uniform")
     # By name, and where no state was ever written, they are taken as they are.
     named = [run / f"checkpoint-{step}" for step in (10, 20, 30)]
     assert average_checkpoints(named, strategy="uniform").alphas == [1 / 3] * 3

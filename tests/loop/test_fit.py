@@ -260,14 +260,14 @@ def test_an_ensemble_without_a_finite_score_leaves_the_running_weights(caplog):
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_those_before(tmp_path, monkeypatch):
-    monkeypatch.setattr("aswa_hf.loop.checkpoints.sync", lambda path: None)
+    monkeypatch.setattr("aswa_hf._utils.commits.sync", lambda path: None)
     Setup().fit(epochs=1, checkpoint_dir=tmp_path)
 
     def full(path):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("aswa_hf.loop.checkpoints.sync", full)
+        patch.setattr("aswa_hf._utils.commits.sync", full)
         with pytest.raises(
             OSError, match=r"checkpoint of step 10 could not be saved.*No space left.*same command again"
         ):
@@ -320,9 +320,65 @@ def test_a_checkpoint_that_does_not_fit_is_named(tmp_path):
     plain()
     with pytest.raises(ValueError, match=r"(?s)checkpoint-10 cannot be resumed.*Resume with the same model"):
         plain(model=nn.Linear(2, 2))
-    (tmp_path / "plain" / "checkpoint-10" / "aswa" / "rank-0.safetensors").unlink()
+    # As an older version wrote it, without a marker.
+    for name in ("commit.json", "rank-0.safetensors"):
+        (tmp_path / "plain" / "checkpoint-10" / "aswa" / name).unlink()
     with pytest.raises(ValueError, match=r"checkpoint-10 cannot be resumed: .*rank-0\.safetensors"):
         plain()
+
+
+def test_damaged_checkpoints_are_named_put_aside_and_written_again(tmp_path):
+    straight = Setup()
+    straight.fit(epochs=3, checkpoint_dir=tmp_path / "straight")
+    options = {"checkpoint_dir": tmp_path / "run", "save_total_limit": None}
+    Setup().fit(epochs=3, **options)
+    weights = tmp_path / "run" / "checkpoint-15" / "model.safetensors"
+    flipped = bytearray(weights.read_bytes())
+    flipped[-1] ^= 1
+    weights.write_bytes(flipped)
+    optimizer = tmp_path / "run" / "checkpoint-10" / "optimizer.bin"
+    size = optimizer.stat().st_size
+    optimizer.write_bytes(optimizer.read_bytes()[:-7])
+    message = (
+        r"Skipped damaged checkpoints in .*run: checkpoint-15 \(the content of model.safetensors has changed\), "
+        rf"checkpoint-10 \(optimizer.bin has {size - 7} bytes instead of {size}\). The run resumes from checkpoint-5."
+    )
+    (tmp_path / "run" / ".aswa_trajectory.json.1234.tmp").touch()
+    resumed = Setup()
+    with pytest.warns(UserWarning, match=message):
+        resumed.fit(epochs=3, **options)
+    assert_same_tensors(weights_of(resumed.model), weights_of(straight.model))
+    assert [path.name for path in checkpoints(tmp_path / "run")] == ["checkpoint-5", "checkpoint-10", "checkpoint-15"]
+    assert (tmp_path / "run" / "_damaged-checkpoint-15").is_dir()
+    assert not list((tmp_path / "run").glob(".*.tmp"))
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_not_started_again(tmp_path):
+    Setup().fit(epochs=1, checkpoint_dir=tmp_path)
+    (tmp_path / "checkpoint-5" / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"No checkpoint in .* is valid: checkpoint-5 \(model.safetensors is missing"):
+        Setup().fit(epochs=2, checkpoint_dir=tmp_path)
+    assert (tmp_path / "checkpoint-5").is_dir()
+
+
+def test_a_disk_that_fills_while_the_optimizer_is_written_is_told_in_one_line(tmp_path, monkeypatch):
+    def full(*args, **options):
+        raise RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 128 vs 22\nframe #0: …")
+
+    setup = Setup()
+    monkeypatch.setattr(setup.accelerator, "save_state", full)
+    with pytest.raises(
+        OSError, match=r"step 5 could not be saved in .*: a file could not be written .*full\?"
+    ) as told:
+        setup.fit(epochs=1, checkpoint_dir=tmp_path)
+    assert "\n" not in str(told.value)
+
+
+def test_a_checkpoint_of_a_sharded_run_is_refused_by_one_that_is_not(tmp_path):
+    Setup().fit(epochs=1, checkpoint_dir=tmp_path)
+    (tmp_path / "checkpoint-5" / "pytorch_model_fsdp_0").mkdir()
+    with pytest.raises(ValueError, match=r"saved by a run with sharded weights .* one with complete weights"):
+        Setup().fit(epochs=2, checkpoint_dir=tmp_path)
 
 
 def test_the_folder_of_a_trainer_is_refused(tmp_path):
