@@ -25,18 +25,17 @@ from aswa_hf.experiments.progress import results_table, steps_shown
 from aswa_hf.experiments.running import (
     SPLITS,
     FinishedRun,
-    LogFile,
     checkpoint_to_resume,
     is_main_process,
     keep_settings,
     run_console,
-    save_every_tenth,
     sole_run,
     train_and_evaluate,
+    train_to_the_end,
     write_results,
 )
 from aswa_hf.experiments.settings import ImageRun
-from aswa_hf.run_folder import LOG, SETTINGS, epochs_done, newest_checkpoint, write_json
+from aswa_hf.run_folder import SETTINGS, epochs_done, newest_checkpoint, write_json
 from aswa_hf.strategies import SWA
 from aswa_hf.trainer import ASWACallback
 from aswa_hf.trainer.hub import image_example
@@ -93,7 +92,7 @@ def _train(run: ImageRun, folder: Path, resume: bool, callbacks: Sequence[Traine
     console.print(f"{run.dataset}: {parts} images, {classes} classes, {size}×{size} pixels")
     console.print(f"{run.model} with recipe {run.recipe}: {recipe.summary()}")
 
-    options: dict[str, Any] = {"seed": run.seed, "disable_tqdm": True, "save_strategy": "steps"}
+    options: dict[str, Any] = {"seed": run.seed, "disable_tqdm": True, "save_strategy": "no"}
     args = image_arguments(folder, recipe, precision=run.precision, save_total_limit=run.keep, **options)
     data = {"train_dataset": images["train"], "eval_dataset": images["validation"]}
     trainer = ImageTrainer(model, args, recipe, callbacks=list(callbacks), **data)
@@ -216,11 +215,11 @@ def _fge(
     folder = Path(args.output_dir)
     _drop_other_fge(folder, recipe)
     load_weights(model.timm_model, load_tensors(folder / START), folder / START)
-    trainer = FGETrainer(model, args, recipe, train_dataset=images["train"], callbacks=[LogFile(folder / LOG)])
-    save_every_tenth(trainer)
-    with steps_shown(trainer, console, f"FGE from epoch {recipe.fge_epoch}, steps"):
-        last = newest_checkpoint(folder, clean=is_main_process())
-        trainer.train(resume_from_checkpoint=None if last is None else str(last))
+    trainer = FGETrainer(model, args, recipe, train_dataset=images["train"])
+    last = newest_checkpoint(folder, clean=is_main_process())
+    train_to_the_end(
+        trainer, last, steps_shown(trainer, console, f"FGE from epoch {recipe.fge_epoch}, steps"), commits=True
+    )
     ensemble = trainer.fge.ensemble()
     results: dict[str, Any] = {"members": len(ensemble.members)}
     for split in SPLITS:

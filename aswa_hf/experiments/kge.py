@@ -74,7 +74,7 @@ def _train(run: KGERun, folder: Path, resume: bool, callbacks: Sequence[TrainerC
         weight_decay=run.weight_decay,
         seed=run.seed,
         disable_tqdm=True,
-        save_strategy="steps",
+        save_strategy="no",
         save_total_limit=run.keep,
         **_schedule(run),
     )
@@ -99,7 +99,7 @@ def _train(run: KGERun, folder: Path, resume: bool, callbacks: Sequence[TrainerC
         trainer, callback, checkpoint, lambda split: evaluate_link_prediction(model, kg, split), console
     )
     if is_main_process():
-        # Checkpoints contain the strategies before the decision of their own epoch.
+        # Checkpoints may be deleted; `evaluate` reads the strategies from here.
         save_state(folder / STATE_FOLDER, callback.strategies)
     about = {"dim": run.dim, "triples": sizes, "example": link_example(model, kg)}
     content = write_results(folder, callback, results, seconds, **run.describe(folder), **about)

@@ -7,27 +7,30 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from accelerate.logging import get_logger
 from rich.console import Console
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from aswa_hf._utils.files import write_text
+from aswa_hf._utils.files import remove_temporary, write_failure, write_text
 from aswa_hf._utils.locks import LOCK_FILE, only_user
 from aswa_hf._utils.random_state import preserved_rng
 from aswa_hf.checkpoint import library_versions
 from aswa_hf.comparison import why_empty
 from aswa_hf.experiments.progress import decisions_shown, progress_bar
 from aswa_hf.experiments.settings import TrainingRun, read_settings
+from aswa_hf.loop.checks import Stop
 from aswa_hf.plotting import plot_trajectories
 from aswa_hf.run_folder import (
     LOG,
     PICTURE,
     RESULTS,
     SETTINGS,
+    checkpoint_folder,
     epochs_done,
     last_trainer_checkpoint,
     newest_checkpoint,
@@ -36,7 +39,10 @@ from aswa_hf.run_folder import (
 )
 from aswa_hf.strategies import Strategy
 from aswa_hf.trainer import ASWACallback
+from aswa_hf.trainer.files import commit_saved
 from aswa_hf.trajectory import encode_number
+
+logger = get_logger(__name__)
 
 SPLITS = ("validation", "test")
 
@@ -78,6 +84,7 @@ def sole_run(output_dir: Path) -> Iterator[None]:
             raise ValueError(
                 f"Another process is training in {output_dir}. Wait for it to end, or choose another --output-dir."
             ) from None
+        remove_temporary(output_dir)
         try:
             yield
         finally:
@@ -152,40 +159,81 @@ def _shown(value: Any) -> str:
     return ",".join(value) if isinstance(value, list) else str(_compared(value))
 
 
-def save_every_tenth(trainer: Trainer) -> None:
-    """Saves about ten checkpoints per run, each at the end of an epoch: a killed run repeats at most a tenth."""
-    trainer.args.save_steps = steps_per_epoch(trainer) * max(1, int(trainer.args.num_train_epochs) // 10)
-
-
 def steps_per_epoch(trainer: Trainer) -> int:
     """The number of batches, each of them a step, in an epoch."""
     with preserved_rng():
         return len(trainer.get_train_dataloader())
 
 
+class SaveEveryTenth(TrainerCallback):
+    """Saves about ten checkpoints per run, each at the end of an epoch, and one when the run is asked to stop.
+
+    Within an epoch the Trainer could not resume exactly: the batches of the rest would be drawn anew.
+    """
+
+    def __init__(self, stop: Stop, *, commits: bool = False):
+        self.stop = stop
+        self.commits = commits
+        self._told = False
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.stop.look()
+        if self.stop.agreed and not self._told:
+            self._told = True
+            logger.warning(f"{self.stop.name}: the run ends after this epoch, with a checkpoint.")
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.stop.look(now=True)
+        every = max(1, int(args.num_train_epochs) // 10)
+        is_last = state.global_step >= state.max_steps
+        control.should_save = bool(self.stop.agreed or is_last or round(state.epoch) % every == 0)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.commits:
+            commit_saved(args, state.global_step)
+        checkpoint = checkpoint_folder(args.output_dir, state.global_step)
+        self.stop.end_run(checkpoint, "the same command with --resume")
+
+
 class LogFile(TrainerCallback):
-    """Writes everything the Trainer logs, one JSON object per line; a resumed run does not repeat lines."""
+    """Writes everything the Trainer logs, one JSON object per line."""
 
     def __init__(self, path: Path):
         self.path = path
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if not args.should_save or not self.path.exists():
-            return
-        text = self.path.read_text(encoding="utf-8")
-        lines = [line for line in text.splitlines(keepends=True) if line.endswith("}\n")]  # the last may be incomplete
-        kept = "".join(line for line in lines if _is_before(json.loads(line), state.global_step))
-        if kept != text:
-            write_text(self.path, kept)
+        if args.should_save:
+            # A resumed run begins with what was logged up to its checkpoint, and logs the rest again.
+            write_text(self.path, "".join(_line(entry["step"], entry) for entry in state.log_history))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if args.should_save:
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(encode_number({"step": state.global_step, **logs}), allow_nan=False) + "\n")
+                file.write(_line(state.global_step, logs))
 
 
-def _is_before(entry: dict[str, Any], step: int) -> bool:
-    return entry["step"] <= step and "train_runtime" not in entry  # the summary of a training that had finished
+def _line(step: int, logs: Mapping[str, Any]) -> str:
+    ordered = dict(sorted(logs.items()))  # as in a checkpoint, so that a resumed run writes the same lines
+    return json.dumps(encode_number({"step": step} | ordered), allow_nan=False) + "\n"
+
+
+def train_to_the_end(
+    trainer: Trainer, checkpoint: Path | None, shown: AbstractContextManager[None], *, commits: bool = False
+) -> None:
+    """Trains, logging to a file; SIGTERM and Ctrl-C end the run after a checkpoint."""
+    folder = Path(trainer.args.output_dir)
+    with Stop(trainer.accelerator, enabled=True) as stop, shown:
+        trainer.add_callback(SaveEveryTenth(stop, commits=commits))
+        trainer.add_callback(LogFile(folder / LOG))
+        try:
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        except RuntimeError as error:
+            if reason := write_failure(error):
+                raise OSError(
+                    f"A checkpoint could not be saved in {folder}: {reason}. Earlier ones are unchanged: free some "
+                    "space, and resume with --resume."
+                ) from error
+            raise
 
 
 def train_and_evaluate(
@@ -196,14 +244,11 @@ def train_and_evaluate(
     console: Console,
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Trains, saves the model to the run folder; returns the metrics of each strategy, and the seconds."""
-    save_every_tenth(trainer)
     folder = Path(trainer.args.output_dir)
     callback.writes_history = False  # it is written once, with the results
     trainer.add_callback(callback)
-    trainer.add_callback(LogFile(folder / LOG))
     start = time.perf_counter()
-    with decisions_shown(trainer, callback, console, show="changes"):
-        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    train_to_the_end(trainer, checkpoint, decisions_shown(trainer, callback, console, show="changes"))
     trained = time.perf_counter()
     _check_weights(callback, trainer)
     if trainer.args.should_save:

@@ -214,12 +214,16 @@ class Stop:
         self.agreed = int(received)
         self._steps, self._wait, self._since = 0, int(SECONDS_BETWEEN_LOOKS / max(slowest, 1e-3)), time.monotonic()
 
-    def end_run(self, checkpoint: Path) -> None:
-        """Ends the run if a signal was received, as the program would have ended without `fit`."""
+    @property
+    def name(self) -> str:
+        """The name of the signal that ends the run."""
+        return signal.Signals(self.agreed).name
+
+    def end_run(self, checkpoint: Path, command: str = "the same command") -> None:
+        """Ends the run if a signal was received, as the program would have ended without this handler."""
         if not self.agreed:
             return
-        name = signal.Signals(self.agreed).name
-        logger.warning(f"{name}: the run is saved in {checkpoint}; the same command resumes it.")
+        logger.warning(f"{self.name}: the run is saved in {checkpoint}; {command} resumes it.")
         handler = self._previous.get(self.agreed)
         self.__exit__()
         if callable(handler):

@@ -186,8 +186,7 @@ def test_two_processes_make_one_run_folder_and_one_output(train, epochs, tmp_pat
     assert decided == [float(epoch) for epoch in range(1, epochs + 1)]
     (checkpoint,) = folder.glob("checkpoint-*/trainer_state.json")
     state = json.loads(checkpoint.read_text())
-    # Every second of 20 epochs, each of 3.
-    assert state["save_steps"] * min(epochs, 10) == state["max_steps"] == state["global_step"]
+    assert state["max_steps"] == state["global_step"]
     if train == IMAGES:  # FGE's two steps are one cycle
         assert (state["max_steps"], strategies["fge"]["members"]) == (6, 1)
         assert [path.name for path in folder.glob("fge/snapshot-*")] == ["snapshot-1.safetensors"]
@@ -294,7 +293,7 @@ def test_digits_are_drawn_by_class_and_tested_on_the_same_images_whatever_is_lef
 def test_a_killed_image_run_is_resumed_bit_identically(tmp_path):
     command = "train image --dataset digits --model test_resnet --image-size 16 --train-size 200 --batch-size 40"
     command += " --val-ratio 0.2 --epochs 5 --augment --fge"
-    run = warm.run(HELPERS / "killed_commands.py", tmp_path, 2, 4, "--", *command.split())
+    run = warm.run(HELPERS / "killed_commands.py", tmp_path, "SIGKILL@2", "SIGTERM@3", "--", *command.split())
     assert run.returncode == 0, run.stderr[-3000:]
     straight, killed = (tmp_path / name for name in ("straight", "killed"))
     for file in ("model.safetensors", *(p.relative_to(straight) for p in straight.glob("fge/*.s*"))):
@@ -309,9 +308,7 @@ def test_a_killed_image_run_is_resumed_bit_identically(tmp_path):
             [(entry["step"], *entry) for entry in map(json.loads, (f / log).read_text().splitlines())]
             for f in (straight, killed)
         ]
-        # What the process had to say when it was killed is not said again, and nothing is said twice.
-        assert set(entries[1]) <= set(entries[0])
-        assert len(entries[0]) - 4 <= len(entries[1]) <= len(entries[0])
+        assert entries[1] == entries[0]
     results = [json.loads((folder / "results.json").read_text())["strategies"] for folder in (straight, killed)]
     assert results[0] == results[1]
     assert len(list(killed.glob("fge/snapshot-*"))) == results[0]["fge"]["members"] == 3

@@ -11,6 +11,7 @@ from commands import call
 from places import HELPERS
 
 from aswa_hf.kge import KGEConfig, KGEModel, evaluate_link_prediction, load_kg
+from aswa_hf.run_folder import newest_checkpoint
 
 
 def refused(*arguments):
@@ -43,8 +44,9 @@ def test_a_folder_is_trained_in_by_one_process_and_ctrl_c_says_how_to_go_on(tmp_
         first.kill()
     assert first.returncode == 130
     assert errors.strip().splitlines()[-1] == "aswa-hf: interrupted; --resume continues from the last checkpoint"
-    # The folder is free again.
-    assert "there is no checkpoint" in refused(*options, "--resume")
+    # The folder is free again, and has the checkpoint of the first epoch.
+    assert "already holds a run" in refused(*options)
+    assert newest_checkpoint(run) is not None
 
 
 def test_a_run_that_is_refused_leaves_no_folder(tmp_path):
@@ -56,15 +58,16 @@ def test_a_run_that_is_refused_leaves_no_folder(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_full_disk_ends_a_run_in_one_line(tmp_path, monkeypatch):
+@pytest.mark.parametrize("told", ["PytorchStreamWriter failed writing file data/1", "unexpected pos 128 vs 22"])
+def test_a_full_disk_ends_a_run_in_one_line(tmp_path, monkeypatch, told):
     def save(*args, **options):
-        raise RuntimeError(
-            "[enforce fail at inline_container.cc:858] . PytorchStreamWriter failed writing file data/1"
-        )
+        raise RuntimeError(f"[enforce fail at inline_container.cc:858] . {told}\nframe #0: …")
 
     monkeypatch.setattr(torch, "save", save)
     common = "train", "kge", "--output-dir", tmp_path / "run", "--dataset", "countries", "--dim", 4, "--epochs", 2
-    assert "Is the disk full?" in refused(*common)
+    line = refused(*common)
+    assert f"A checkpoint could not be saved in {tmp_path / 'run'}" in line
+    assert "is the disk full?" in line
 
 
 def test_mistyped_folders_are_told_apart_from_repositories(tmp_path, monkeypatch):

@@ -17,7 +17,9 @@ import torch
 import warm
 from safetensors.torch import load_file, save_file
 from training import assert_same_tensors, make_trainer, weights_of, with_aswa
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
+
+from aswa_hf import ASWACallback
 
 
 class Kill(TrainerCallback):
@@ -40,7 +42,11 @@ def train(kind: str, folder: Path, save_strategy: str, kill_after: int, resume: 
     if kill_after and not resume:
         trainer.add_callback(Kill(kill_after))
     trainer.train(resume_from_checkpoint=resume or None)
+    write_result(trainer, callback, folder)
 
+
+def write_result(trainer: Trainer, callback: ASWACallback, folder: Path) -> None:
+    """Leaves weights and history of a finished run in its folder."""
     result = {f"ensemble/{name}": tensor for name, tensor in weights_of(trainer.model).items()}
     for name, strategy in callback.strategies.items():
         result |= {f"{name}/{key}": tensor.clone() for key, tensor in strategy.average.averaged.items()}

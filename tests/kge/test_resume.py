@@ -21,14 +21,19 @@ def test_killed_and_resumed_with_dropout_and_random_negatives_the_run_is_bit_ide
     assert_bit_identical(scheme, tmp_path, "epoch", kills)
 
 
-def test_a_command_killed_twice_and_resumed_gives_the_same_results(tmp_path):
+def test_a_command_killed_terminated_and_interrupted_and_resumed_gives_the_same_results(tmp_path):
     train = "train kge --dataset countries --dim 16 --lr 0.02 --batch-size 256 --scheme negative_sampling --epochs 40"
-    # A checkpoint every fourth epoch; the kills come soon after one, and long before the next.
-    run = warm.run(COMMANDS, tmp_path, 9, 21, "--", *train.split())
+    # A checkpoint every fourth epoch; the kill comes soon after one, and long before the next.
+    run = warm.run(COMMANDS, tmp_path, "SIGKILL@9", "SIGTERM@14", "SIGINT@22", "--", *train.split())
     assert run.returncode == 0, run.stderr[-3000:]
-
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     results, resumed = (json.loads((folder / "results.json").read_text()) for folder in (straight, killed))
+    (last,) = straight.glob("checkpoint-*")
+    steps = int(last.name.removeprefix("checkpoint-")) // 40
+    # A signal that comes with the log of an epoch ends the run after the next one.
+    for name, epoch in (("SIGTERM", 15), ("SIGINT", 23)):
+        saved = f"{name}: the run is saved in {killed}/checkpoint-{epoch * steps}"
+        assert f"{saved}; the same command with --resume resumes it." in run.stderr
     assert resumed["command"] == results["command"].replace(str(straight), str(killed))
     assert resumed["strategies"] == results["strategies"]
     assert_same_tensors(load_file(killed / "model.safetensors"), load_file(straight / "model.safetensors"))
@@ -43,6 +48,18 @@ def test_a_command_killed_twice_and_resumed_gives_the_same_results(tmp_path):
     for name, trajectory in trajectories.items():
         assert again[name].to_json() == trajectory.to_json()
         assert len(trajectory) == 40
+
+    # Every line of the log is there once.
+    log, log_again = (logged(folder / "train.log") for folder in (straight, killed))
+    assert log_again == log
+    assert [line["epoch"] for line in log if "loss" in line] == list(range(1, 41))
+
+
+def logged(path):
+    """The lines of a log without times, and without the summary of the last process."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = [line for line in lines if "train_runtime" not in line]
+    return [{key: value for key, value in line.items() if not key.endswith("runtime")} for line in lines]
 
 
 def averages(folder):
