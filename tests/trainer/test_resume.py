@@ -1,6 +1,7 @@
 """A run that is killed and resumed ends as if nothing had happened."""
 
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,10 @@ from killed_runs import assert_bit_identical
 from training import make_trainer, with_aswa
 from transformers import TrainerCallback
 
+from aswa_hf._utils.locks import hold, only_user, release
 from aswa_hf.checkpoint import AVERAGE_FILE
 from aswa_hf.run_folder import checkpoint_damage
-from aswa_hf.trainer.files import saved_state
+from aswa_hf.trainer.files import LOCK, saved_state
 
 
 @pytest.mark.parametrize(
@@ -140,3 +142,29 @@ def test_resuming_with_other_strategies_is_refused(tmp_path):
     with_aswa(resumed := make_trainer("conv", tmp_path, num_train_epochs=3), strategies=("aswa", "ema"))
     with pytest.raises(ValueError, match="holds the strategies aswa, but this run has aswa, ema"):
         resumed.train(resume_from_checkpoint=True)
+
+
+def test_two_trainers_in_one_folder_are_refused_and_one_may_train_again(tmp_path):
+    other = threading.Thread(target=hold, args=(tmp_path, LOCK))
+    other.start()
+    other.join()
+    with_aswa(trainer := make_trainer("conv", tmp_path, num_train_epochs=1))
+    with pytest.raises(
+        BlockingIOError, match=r"Another Trainer with ASWACallback is training in .* output_dir"
+    ):
+        trainer.train()
+    release(tmp_path, LOCK)
+    trainer.train()
+    trainer.train()
+
+    class Fails(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            raise ConnectionError
+
+    trainer.add_callback(Fails())
+    with pytest.raises(ConnectionError):
+        trainer.train()
+    with_aswa(again := make_trainer("conv", tmp_path, num_train_epochs=1))
+    again.train()
+    with only_user(tmp_path, LOCK):
+        pass
