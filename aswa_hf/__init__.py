@@ -9,13 +9,27 @@ if TYPE_CHECKING:
     from aswa_hf.checkpoints import average_checkpoints
     from aswa_hf.ensembles import FGE, PredictionEnsemble
     from aswa_hf.experiments import ImageRun, KGERun, train_image, train_kge
-    from aswa_hf.strategies import ASWA, BEMA, EMA, LAWA, SWA, BestCheckpoint, BestEMA, DenseASWA, LastCheckpoint
+    from aswa_hf.strategies import (
+        ASWA,
+        BEMA,
+        EMA,
+        LAWA,
+        SWA,
+        SWAD,
+        BestCheckpoint,
+        BestEMA,
+        DenseASWA,
+        LastCheckpoint,
+        SWADMax,
+    )
     from aswa_hf.trainer import ASWACallback
     from aswa_hf.trajectory import Decision, Trajectory
 
     __version__: str
 
 __all__ = [
+    "SWADMax",
+    "SWAD",
     "BEMA",
     "BestEMA",
     "LAWA",
@@ -43,7 +57,7 @@ __all__ = [
 # Importing either takes seconds.
 _MODULES = {
     **dict.fromkeys(("ASWA", "DenseASWA", "SWA", "LAWA", "BestCheckpoint", "LastCheckpoint"), "strategies"),
-    **dict.fromkeys(("EMA", "BestEMA", "BEMA"), "strategies"),
+    **dict.fromkeys(("EMA", "BestEMA", "BEMA", "SWADMax", "SWAD"), "strategies"),
     **dict.fromkeys(("FGE", "PredictionEnsemble"), "ensembles"),
     **dict.fromkeys(("Decision", "Trajectory"), "trajectory"),
     "ASWACallback": "trainer",

@@ -98,3 +98,33 @@ def ensemble_weights(decisions: list[str]) -> list[float]:
     for index in included:
         weights[index] = 1.0 / len(included)
     return weights
+
+
+def loss_valley(
+    scores: list[float | None],
+    n_converge: int,
+    n_tolerance: int,
+    tolerance_ratio: float,
+    *,
+    greater_is_better: bool,
+) -> tuple[int | None, int | None]:
+    """Returns the first and the last decision point of SWAD's valley; None for one that is not reached yet.
+
+    It begins at the first of `n_converge` points that none of the others beats, and ends before the first of
+    `n_tolerance` points that are all worse than the mean of those by more than `tolerance_ratio`.
+    """
+    start, limit = None, 0.0
+    for index in range(len(scores)):
+        if start is None:
+            window = scores[max(0, index - n_converge + 1) : index + 1]
+            beaten = any(is_better(other, window[0], greater_is_better) for other in window)
+            if len(window) == n_converge and is_usable(window[0]) and not beaten:
+                usable = [score for score in window if score is not None and is_usable(score)]
+                mean = sum(usable) / len(usable)
+                start = index - n_converge + 1
+                limit = mean - tolerance_ratio * abs(mean) * (1 if greater_is_better else -1)
+        elif index + 1 >= n_tolerance:
+            window = scores[index - n_tolerance + 1 : index + 1]
+            if all(is_better(limit, score, greater_is_better) for score in window):
+                return start, index - n_tolerance
+    return start, None

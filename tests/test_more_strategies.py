@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from aswa_hf import BEMA, EMA, LAWA, BestEMA, Decision
+from aswa_hf import BEMA, EMA, LAWA, SWAD, BestEMA, Decision, SWADMax
 
 INIT, HARD, SOFT, REJECT = Decision.INIT, Decision.HARD, Decision.SOFT, Decision.REJECT
 
@@ -167,3 +167,86 @@ def test_bema_has_the_constants_of_trl_and_refuses_others_that_make_no_sense():
     for name, value in (("kappa", -0.1), ("kappa", 1.5), ("eta", 2.0), ("rho", 0.0), ("rho", math.inf), ("every", 0)):
         with pytest.raises(ValueError, match=f"{name} must be"):
             BEMA(Point(), **{name: value})
+
+
+# SWAD
+
+
+def literal_swad(losses: list[float], segments: list[float], n_s: int, n_e: int, r: float) -> list[float]:
+    """Algorithm 1 of the paper, with segments for iterations; before it begins, the last segment."""
+    t_s, t_e, limit = None, len(losses) - 1, None
+    for i in range(len(losses)):
+        if limit is None:
+            if i >= n_s - 1 and losses[i - n_s + 1] == min(losses[i - n_s + 1 : i + 1]):
+                t_s, limit = i - n_s + 1, (1 + r) / n_s * sum(losses[i - n_s + 1 : i + 1])
+        elif i >= n_e - 1 and limit < min(losses[i - n_e + 1 : i + 1]):
+            t_e = i - n_e
+            break
+    return segments[-1:] if t_s is None else segments[t_s : t_e + 1]
+
+
+@pytest.mark.parametrize("rule", [(3, 6, 0.3), (2, 3, 0.1), (3, 2, 0.2), (1, 1, 0.0), (4, 1, 0.05), (1, 4, 0.3)])
+@pytest.mark.parametrize("seed", range(4))
+def test_swad_is_algorithm_1_of_its_paper(rule, seed):
+    options = dict(zip(("n_converge", "n_tolerance", "tolerance_ratio"), rule, strict=True))
+    swad = SWAD(Point(), greater_is_better=False, **options)
+    generator = random.Random(seed)
+    losses, segments = [], []
+    for index in range(18):
+        values = walk(generator.choice([1, 2, 5]), seed=100 * seed + index)
+        losses.append(1 + (index - 6) ** 2 / 30 + generator.uniform(0, 0.4))  # falls, then rises
+        segments.append(sum(values) / len(values))
+        take_steps(swad, values)
+        swad.update(lambda: 0.5, running_score=losses[-1])
+        chosen = literal_swad(losses, segments, *rule)
+        assert ensemble(swad) == pytest.approx(sum(chosen) / len(chosen))
+        assert swad.members == len(chosen)
+        weights = dict(zip(segments, swad.alphas, strict=True))
+        assert [segment for segment in segments if weights[segment]] == chosen
+        assert sum(swad.alphas) == pytest.approx(1)
+    assert len(chosen) < 18 or rule[0] == 1  # which begins at the first point
+
+
+def test_swads_valley_of_a_score_mirrors_that_of_a_loss():
+    for sign in (1, -1):
+        swad = SWAD(Point(), greater_is_better=sign > 0, n_converge=2, n_tolerance=2, tolerance_ratio=0.1)
+        for index, score in enumerate([1.0, 2.0, 1.99, 1.9, 1.7, 1.6]):
+            take_steps(swad, [float(index)])
+            swad.update(running_score=score if sign > 0 else 4 - score)
+        # 2.0 is not beaten by 1.99; 1.7 and 1.6 (of losses 2.3 and 2.4) are more than a tenth worse than their mean.
+        assert swad.alphas == ([0, 1 / 3, 1 / 3, 1 / 3, 0, 0])
+        assert swad.trajectory.decisions == [INIT, HARD, SOFT, SOFT, SOFT, REJECT]
+
+
+def test_swad_refuses_windows_and_tolerances_out_of_range():
+    for name, value in (("n_converge", 0), ("n_tolerance", 0), ("n_tolerance", 1.5), ("tolerance_ratio", -0.1)):
+        with pytest.raises(ValueError, match=f"{name} must be"):
+            SWAD(Point(), **{name: value})
+    with pytest.raises(TypeError, match="SWAD decides by validation"):
+        SWAD(Point()).update()
+    with pytest.raises(ValueError, match="saved with n_tolerance=5, this strategy has n_tolerance=6"):
+        SWAD(Point()).load_state_dict(SWAD(Point(), n_tolerance=5).state_dict())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_swad_max_starts_at_the_best_running_model_and_ends_at_the_best_mean(seed):
+    swad, generator = SWADMax(Point()), random.Random(seed)
+    best_running = best_score = -math.inf
+    window: list[float] = []
+    final: list[float] = []
+    for index in range(15):
+        values = walk(3, seed=100 * seed + index)
+        running, score = generator.choice([0.1, 0.2, 0.3, 0.4]), generator.choice([0.2, 0.3, 0.4, 0.5, 0.6])
+        if running > best_running:
+            best_running, window = running, []
+        window.append(sum(values) / 3)
+        if score > best_score:
+            best_score, final = score, list(window)
+        take_steps(swad, values)
+        seen = []
+        swad.update(lambda score=score, seen=seen: seen.append(swad.model.value) or score, running_score=running)
+        assert seen == [pytest.approx(sum(window) / len(window))]
+        assert ensemble(swad) == pytest.approx(sum(final) / len(final))
+        assert (swad.members, swad.score) == (len(final), best_score)
+        assert sum(swad.alphas) == pytest.approx(1)
+        assert sum(alpha > 0 for alpha in swad.alphas) == len(final)

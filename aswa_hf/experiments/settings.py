@@ -19,7 +19,20 @@ from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 from aswa_hf._utils.files import read_json
 from aswa_hf._utils.names import did_you_mean, parse_strategy, split_strategies, strategy_text
 
-STRATEGIES = ("aswa", "dense-aswa", "swa", "ema", "best", "last", "lawa", "best-ema", "bema", "swa-all")
+STRATEGIES = (
+    "aswa",
+    "dense-aswa",
+    "swa",
+    "ema",
+    "best",
+    "last",
+    "lawa",
+    "best-ema",
+    "bema",
+    "swad",
+    "swad-max",
+    "swa-all",
+)
 DEFAULT_STRATEGIES = ("aswa", "swa", "ema", "best", "last")
 SCORERS = ("distmult", "complex", "qmult", "keci", "rescal", "tucker")
 SCHEMES = ("kvsall", "1vsall", "negative_sampling")

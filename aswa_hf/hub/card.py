@@ -29,6 +29,8 @@ LABELS = {
     "lawa": "LAWA",
     "best-ema": "the best EMA",
     "bema": "BEMA",
+    "swad": "SWAD",
+    "swad-max": "SWAD by validation maxima",
     "swa-all": "SWA over all epochs",
     "best-checkpoint": "the best checkpoint",
     "greedy": "greedy soup",

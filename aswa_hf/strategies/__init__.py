@@ -12,8 +12,11 @@ from aswa_hf.strategies.adaptive import ASWA, DenseASWA
 from aswa_hf.strategies.base import BATCHNORM_POLICIES, Evaluate, Outcome, Strategy, take_step
 from aswa_hf.strategies.exponential import BEMA, EMA, BestEMA
 from aswa_hf.strategies.snapshots import LAWA, SWA, BestCheckpoint, LastCheckpoint
+from aswa_hf.strategies.swad import SWAD, SWADMax
 
 __all__ = [
+    "SWADMax",
+    "SWAD",
     "BEMA",
     "BestEMA",
     "LAWA",
@@ -33,5 +36,5 @@ __all__ = [
 
 STRATEGIES: dict[str, type[Strategy]] = {
     strategy.name: strategy
-    for strategy in (ASWA, DenseASWA, SWA, EMA, BestCheckpoint, LastCheckpoint, LAWA, BestEMA, BEMA)
+    for strategy in (ASWA, DenseASWA, SWA, EMA, BestCheckpoint, LastCheckpoint, LAWA, BestEMA, BEMA, SWAD, SWADMax)
 }

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from aswa_hf import policy
-from aswa_hf.averaging import WeightAverage
 from aswa_hf.batchnorm import Batches, Forward
 from aswa_hf.strategies.base import Evaluate, Outcome, Strategy, nothing
-from aswa_hf.strategies.segments import Segment
+from aswa_hf.strategies.segments import SegmentStrategy
 from aswa_hf.trajectory import Decision
 
 
@@ -89,7 +88,7 @@ class ASWA(Strategy):
             )
 
 
-class DenseASWA(ASWA):
+class DenseASWA(SegmentStrategy, ASWA):
     """ASWA over the means of all optimizer steps: it sees every step, as EMA does, and decides by validation.
 
     The snapshot of a decision point is Θ̄, the mean of the weights after every `every`-th optimizer step since the last
@@ -110,13 +109,9 @@ class DenseASWA(ASWA):
 
     name = "dense-aswa"
 
-    def __init__(self, model: nn.Module, *, every: int = 1, score_snapshot: bool = True, **options: Any):
+    def __init__(self, model: nn.Module, *, score_snapshot: bool = True, **options: Any):
         super().__init__(model, **options)
-        self.segment = Segment(self._part("segment"), every)
         self.score_snapshot = score_snapshot
-
-    def _after_step(self) -> Iterable[tuple[WeightAverage, float]]:
-        return self.segment.after_step()
 
     def _decide(self, evaluate: Evaluate | None, running_score: float | None, step: int | None) -> Outcome:
         if evaluate is None:
@@ -159,27 +154,5 @@ class DenseASWA(ASWA):
 
         return Outcome(Decision(decision), commit, running_score, lookahead_score, snapshot_score)
 
-    def _averages(self) -> dict[str, WeightAverage]:
-        # Between two segments the mean of the last one is not needed any more.
-        return {k: a for k, a in super()._averages().items() if k != "segment." or not self.segment.is_empty}
-
-    def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
-        more = {
-            "every": self.segment.every,
-            "score_snapshot": self.score_snapshot,
-            "segment_steps": self.segment.steps,
-        }
-        return super().state_dict(copy=copy) | more
-
-    def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().check_state_dict(state)
-        for name, ours in (("every", self.segment.every), ("score_snapshot", self.score_snapshot)):
-            if state[name] != ours:
-                raise ValueError(
-                    f"This state was saved with {name}={state[name]}, this strategy has {name}={ours}. Resume with "
-                    "the same rule."
-                )
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.segment.steps = state["segment_steps"]
+    def _rule(self) -> dict[str, Any]:
+        return super()._rule() | {"score_snapshot": self.score_snapshot}

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
 
 from aswa_hf._utils.checks import check_whole_number
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.averaging import WeightAverage
+from aswa_hf.strategies.base import Strategy
 
 
 class Segment:
@@ -45,3 +49,38 @@ class Segment:
     def restart(self) -> None:
         """Begins the next segment."""
         self.steps = 0
+
+
+class SegmentStrategy(Strategy):
+    """Base class of averages of segments, each the mean of the steps between two decision points."""
+
+    def __init__(self, model: nn.Module, *, every: int = 1, **options: Any):
+        super().__init__(model, **options)
+        self.segment = Segment(self._part("segment"), every)
+
+    def _after_step(self) -> Iterable[tuple[WeightAverage, float]]:
+        return self.segment.after_step()
+
+    def _averages(self) -> dict[str, WeightAverage]:
+        # Between two segments the mean of the last one is not needed any more.
+        return {k: a for k, a in super()._averages().items() if k != "segment." or not self.segment.is_empty}
+
+    def _rule(self) -> dict[str, Any]:
+        """Returns what a resumed run must have in common with the saved one."""
+        return {"every": self.segment.every}
+
+    def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
+        return super().state_dict(copy=copy) | self._rule() | {"segment_steps": self.segment.steps}
+
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().check_state_dict(state)
+        for name, ours in self._rule().items():
+            if state[name] != ours:
+                raise ValueError(
+                    f"This state was saved with {name}={state[name]}, this strategy has {name}={ours}. Resume with "
+                    "the same rule."
+                )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.segment.steps = state["segment_steps"]
