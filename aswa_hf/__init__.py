@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         BestEMA,
         DenseASWA,
         LastCheckpoint,
+        PowerEMA,
         SWADMax,
     )
     from aswa_hf.trainer import ASWACallback
@@ -28,23 +29,24 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "SWADMax",
-    "SWAD",
-    "BEMA",
-    "BestEMA",
-    "LAWA",
     "ASWA",
     "ASWACallback",
+    "BEMA",
     "BestCheckpoint",
+    "BestEMA",
     "Decision",
     "DenseASWA",
     "EMA",
     "FGE",
     "ImageRun",
     "KGERun",
+    "LAWA",
     "LastCheckpoint",
+    "PowerEMA",
     "PredictionEnsemble",
     "SWA",
+    "SWAD",
+    "SWADMax",
     "Trajectory",
     "WeightAverage",
     "average_checkpoints",
@@ -57,7 +59,7 @@ __all__ = [
 # Importing either takes seconds.
 _MODULES = {
     **dict.fromkeys(("ASWA", "DenseASWA", "SWA", "LAWA", "BestCheckpoint", "LastCheckpoint"), "strategies"),
-    **dict.fromkeys(("EMA", "BestEMA", "BEMA", "SWADMax", "SWAD"), "strategies"),
+    **dict.fromkeys(("EMA", "BestEMA", "BEMA", "PowerEMA", "SWAD", "SWADMax"), "strategies"),
     **dict.fromkeys(("FGE", "PredictionEnsemble"), "ensembles"),
     **dict.fromkeys(("Decision", "Trajectory"), "trajectory"),
     "ASWACallback": "trainer",

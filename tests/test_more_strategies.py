@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from aswa_hf import BEMA, EMA, LAWA, SWAD, BestEMA, Decision, SWADMax
+from aswa_hf import BEMA, EMA, LAWA, SWAD, BestEMA, Decision, PowerEMA, SWADMax
 
 INIT, HARD, SOFT, REJECT = Decision.INIT, Decision.HARD, Decision.SOFT, Decision.REJECT
 
@@ -250,3 +251,70 @@ def test_swad_max_starts_at_the_best_running_model_and_ends_at_the_best_mean(see
         assert (swad.members, swad.score) == (len(final), best_score)
         assert sum(swad.alphas) == pytest.approx(1)
         assert sum(alpha > 0 for alpha in swad.alphas) == len(final)
+
+
+# PowerEMA
+
+
+def literal_power_ema(values: list[float], width: float) -> float:
+    """The mean with weights τ^γ over the run so far, by the recurrence; γ is the root of the paper's cubic."""
+    gamma = max(root.real for root in np.roots([1, 7, 16 - width**-2, 12 - width**-2]))
+    average = 0.0
+    for t, value in enumerate(values, start=1):
+        beta = (1 - 1 / t) ** (gamma + 1)
+        average = beta * average + (1 - beta) * value
+    return average
+
+
+def trained_power_ema(points: int = 10, **options) -> tuple[PowerEMA, list[float]]:
+    power = PowerEMA(Point(), **options)
+    values = [math.sin(t / 40) + t / 100 for t in range(40 * points)]
+    for point in range(points):
+        take_steps(power, values[40 * point : 40 * point + 40])
+        power.update(lambda: 0.5)
+    return power, values
+
+
+def test_power_ema_tracks_two_widths():
+    power, values = trained_power_ema()
+    assert ensemble(power) == pytest.approx(literal_power_ema(values, 0.1))
+    for width in (0.05, 0.1):
+        with power.reconstructed(width):
+            assert power.model.value == pytest.approx(literal_power_ema(values, width))
+    assert power.alphas == pytest.approx(np.diff([0.0, *cumulated()]))
+    assert sum(power.alphas) == pytest.approx(1)
+
+
+def cumulated() -> list[float]:
+    """The weight of the first 40, 80, … of 400 steps: the average of a run that is 1 there and 0 afterwards."""
+    return [literal_power_ema([1.0] * n + [0.0] * (400 - n), 0.1) for n in range(40, 401, 40)]
+
+
+@pytest.mark.parametrize(("width", "snapshots", "tolerance"), [(0.07, 0, 0.15), (0.07, 8, 0.002), (0.15, 8, 0.05)])
+def test_other_widths_are_reconstructed_after_training(width, snapshots, tolerance):
+    power, values = trained_power_ema(points=16, snapshots=snapshots)
+    expected = literal_power_ema(values, width)
+    with power.reconstructed(width):
+        assert power.model.value == pytest.approx(expected, abs=tolerance)
+    assert power.model.value == values[-1]
+    assert sum(not part.is_empty for part in power.parts.values()) <= 1 + 2 * snapshots
+    resumed = PowerEMA(Point(), snapshots=snapshots)
+    resumed.load_state_dict(power.state_dict())
+    resumed.apply(width)
+    power.apply(width)
+    assert resumed.model.value == power.model.value == pytest.approx(expected, abs=tolerance)
+
+
+def test_power_ema_refuses_widths_out_of_range_and_widths_it_did_not_track():
+    for options, name in (({"narrow": 0.0}, "narrow"), ({"wide": 0.3}, "wide"), ({"narrow": 0.1}, "narrow")):
+        with pytest.raises(ValueError, match=f"{name} must be"):
+            PowerEMA(Point(), **options)
+    with pytest.raises(ValueError, match="snapshots must be a whole number of at least 0"):
+        PowerEMA(Point(), snapshots=-1)
+    power, _ = trained_power_ema(points=4)
+    with pytest.raises(ValueError, match=r"width 0\.2 cannot be reconstructed from the tracked widths 0\.05 and 0\.1"):
+        power.apply(0.2)
+    with pytest.raises(ValueError, match="width must be between"), power.reconstructed(0.5):
+        pass
+    with pytest.raises(ValueError, match=r"saved with the widths \[0\.1, 0\.05\]"):
+        PowerEMA(Point(), wide=0.2).load_state_dict(power.state_dict())

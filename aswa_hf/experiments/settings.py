@@ -31,6 +31,7 @@ STRATEGIES = (
     "bema",
     "swad",
     "swad-max",
+    "power-ema",
     "swa-all",
 )
 DEFAULT_STRATEGIES = ("aswa", "swa", "ema", "best", "last")

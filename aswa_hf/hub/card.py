@@ -31,6 +31,7 @@ LABELS = {
     "bema": "BEMA",
     "swad": "SWAD",
     "swad-max": "SWAD by validation maxima",
+    "power-ema": "power-function EMA",
     "swa-all": "SWA over all epochs",
     "best-checkpoint": "the best checkpoint",
     "greedy": "greedy soup",
