@@ -167,6 +167,18 @@ def _short(text: str) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
+def make_folder(path: str | Path) -> Path:
+    """Makes a folder and those above it, if they do not exist; raises OSError with the reason if it cannot be made."""
+    path = Path(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        place = next((parent for parent in (path, *path.parents) if parent.exists()), path)
+        reason = f"{place} is a file" if place.is_file() else str(error.strerror or error)
+        raise OSError(f"The folder {path} cannot be made: {reason}. Choose another one.") from None
+    return path
+
+
 def refuse_mistyped(name: str | os.PathLike[str]) -> None:
     """Raises FileNotFoundError if `name` looks like a Hub repository but its first part is a folder here.
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from aswa_hf._utils.files import sync
+from aswa_hf._utils.files import make_folder, sync
 from aswa_hf.checkpoint import library_versions
 from aswa_hf.checkpoints.tensors import WeightedMean
 from aswa_hf.experiments.evaluation import Evaluation
@@ -99,7 +99,7 @@ def scratch_folder(output: str | os.PathLike[str] | None) -> Iterator[Path]:
             yield Path(folder)
         return
     parent = Path(output).absolute().parent
-    parent.mkdir(parents=True, exist_ok=True)
+    make_folder(parent)
     folder = tempfile.mkdtemp(prefix=f".{Path(output).name}.", suffix=".tmp", dir=parent)
     try:
         yield Path(folder)

@@ -67,9 +67,11 @@ def average(
     Reads one checkpoint at a time. The function of `--evaluate` gets the model of a checkpoint (its state dict, if
     transformers does not know the model) and returns one number.
 
-    Example: `aswa-hf average trainer-output --evaluate my_eval:accuracy --output-dir averaged`
+    Example:
 
-    Example: `aswa-hf average me/model@step-100,step-200,main --strategy uniform --output-dir averaged`
+    `aswa-hf average trainer-output --evaluate my_eval:accuracy -o averaged`
+
+    `aswa-hf average me/model@step-100,main --strategy uniform -o averaged`
     """
     from aswa_hf.checkpoints import average_checkpoints
 

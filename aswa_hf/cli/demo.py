@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aswa_hf._utils.files import make_folder
+
 if TYPE_CHECKING:
     from rich.console import Console
     from transformers import Trainer
@@ -27,10 +29,12 @@ DESCRIPTIONS = {
 
 def demo(
     output_dir: Annotated[
-        Path, typer.Option(help="Folder for the models, the trajectory, its picture and the results.")
+        Path, typer.Option(metavar="PATH", help="Folder for the models, the trajectory, its picture and the results.")
     ] = Path("aswa-demo"),
     epochs: Annotated[int, typer.Option(metavar="N", min=1, help="How long to train.")] = 30,
-    model: Annotated[str, typer.Option(help="Any timm model that works on 32×32 pixels.")] = "test_convnext",
+    model: Annotated[
+        str, typer.Option(metavar="NAME", help="Any timm model that works on 32×32 pixels.")
+    ] = "test_convnext",
     seed: Annotated[
         int, typer.Option(metavar="N", min=0, help="Seed of the data split, the weights and the batches.")
     ] = 0,
@@ -41,10 +45,13 @@ def demo(
     validation, 897 for testing. Then a link predictor learns where the world's countries lie and answers three
     questions. Takes about a minute on two cores and needs no network.
 
-    Example: `aswa-hf demo --epochs 20 --output-dir my-demo`
+    Example:
+
+    `aswa-hf demo --epochs 20 --output-dir my-demo`
     """
     from rich.console import Console
 
+    make_folder(output_dir)
     console = Console()
     _digits(console, output_dir, epochs, model, seed)
     _countries(console, output_dir / "countries", seed)
@@ -108,7 +115,6 @@ def _prepare(model: str, epochs: int, seed: int, output_dir: Path) -> tuple[Trai
         classifier.eval()(first[0]["pixel_values"][None])
     except (AssertionError, RuntimeError, ValueError) as error:
         raise ValueError(f"{model} does not work on 32×32 pixels: {error}. Choose another --model.") from None
-    output_dir.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(
         classifier,
         TrainingArguments(

@@ -55,9 +55,11 @@ def evaluate(
     With `--queries`, rank the hard answers of multi-hop queries: filtered MRR and Hits@k by shape and on average.
     For a run of images: accuracy and loss.
 
-    Example: `aswa-hf evaluate runs/countries --split validation`
+    Example:
 
-    Example: `aswa-hf evaluate runs/umls --queries all --strategies last,swa,aswa`
+    `aswa-hf evaluate runs/countries --split validation`
+
+    `aswa-hf evaluate runs/umls --queries all --strategies last,swa,aswa`
     """
     check_choice("--split", split, ("train", "validation", "test"))
     check_choice("--tnorm", tnorm, TNORMS)

@@ -22,7 +22,9 @@ def predict(
 ) -> None:
     """Answer (head, relation, ?) or (?, relation, tail) with the most likely entities.
 
-    Example: `aswa-hf predict runs/countries --head france --relation locatedin -k 3`
+    Example:
+
+    `aswa-hf predict runs/countries --head france --relation locatedin -k 3`
     """
     if relation is None or (head is None) == (tail is None):
         raise ValueError("Give --head and --relation to predict tails, or --relation and --tail to predict heads.")

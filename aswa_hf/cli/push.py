@@ -38,7 +38,9 @@ def push(
 ) -> None:
     """Push a trained model to the Hub in one commit, with a card that describes how its weights were chosen.
 
-    Example: `aswa-hf push runs/countries me/countries-keci-aswa --dry-run repository`
+    Example:
+
+    `aswa-hf push runs/countries me/countries-keci-aswa --dry-run repository`
     """
     from aswa_hf.hub import push_to_hub, write_repository
 

@@ -36,7 +36,9 @@ def query(
     The shapes are 1p, 2p, 3p (hops), 2i, 3i, ip, pi (intersections), 2u, up (unions). Queries of any other form are
     paths: `(france, neighbor & spain, neighbor), locatedin`; ^ follows a relation backwards: `europe, ^locatedin`.
 
-    Example: `aswa-hf query runs/countries "2p: france, neighbor, locatedin" -k 3 --chains`
+    Example:
+
+    `aswa-hf query runs/countries "2p: france, neighbor, locatedin" -k 3 --chains`
     """
     check_choice("--tnorm", tnorm, TNORMS)
     check_choice("--truth", truth, TRUTHS)

@@ -23,7 +23,9 @@ def report(
 ) -> None:
     """Compare the strategies of runs on one page: results over seeds, trajectories, and a test of ASWA's gains.
 
-    Example: `aswa-hf report runs/* --output report.html`
+    Example:
+
+    `aswa-hf report runs/* --output report.html`
     """
     from aswa_hf.report import write_report
 

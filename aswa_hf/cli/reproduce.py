@@ -47,7 +47,9 @@ def reproduce(
     A run is shared by all strategies and by all tables that need it. Finished runs are skipped, interrupted ones are
     resumed; a run that fails is reported, and the others continue. The paper's settings are the default.
 
-    Example: `aswa-hf reproduce link-prediction --datasets UMLS,KINSHIP --models complex --data-dir data`
+    Example:
+
+    `aswa-hf reproduce link-prediction --datasets UMLS,KINSHIP --models complex`
     """
     from rich.console import Console
     from transformers.utils import logging

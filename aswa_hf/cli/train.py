@@ -55,7 +55,9 @@ def kge(
 ) -> None:
     """Train a link predictor on a knowledge graph and rank the test triples with each strategy's weights.
 
-    Example: `aswa-hf train kge --dataset countries --model keci --epochs 100 --output-dir runs/countries`
+    Example:
+
+    `aswa-hf train kge --dataset countries --model keci --output-dir runs/keci`
     """
     from aswa_hf.experiments.kge import train_kge
 
@@ -67,7 +69,9 @@ def kge(
 def image(run: ImageRun, output_dir: OutputDir, resume: Resume = False) -> None:
     """Train a timm model on images and test it with each strategy's weights.
 
-    Example: `aswa-hf train image --dataset digits --epochs 20 --val-ratio 0.3 --fge --output-dir runs/digits`
+    Example:
+
+    `aswa-hf train image --dataset digits --epochs 20 --output-dir runs/digits`
     """
     from aswa_hf.experiments.image import train_image
 

@@ -21,7 +21,7 @@ from aswa_hf._utils.distributed import wait_for_all
 from aswa_hf._utils.files import read_object
 from aswa_hf._utils.tensors import load_tensors, load_weights, open_tensors
 from aswa_hf.comparison import Named, named_factories
-from aswa_hf.experiments.progress import results_table, steps_shown
+from aswa_hf.experiments.progress import results_table, steps_shown, verdict
 from aswa_hf.experiments.running import (
     SPLITS,
     FinishedRun,
@@ -121,7 +121,9 @@ def _train(run: ImageRun, folder: Path, resume: bool, callbacks: Sequence[Traine
         callback.strategies[run.strategy_names[0]].apply()
     about = {"recipe": run.recipe, "images": sizes, "bn_batches": run.bn_batches, "example": example}
     content = write_results(folder, callback, results, seconds, **run.describe(folder), **about)
-    console.print(results_table(results, {"accuracy": ""}, "Accuracy (%)"))
+    saved = run.strategy_names[0]
+    console.print(results_table(results, {run.metric: ""}, "Accuracy (%)", saved))
+    console.print(verdict(results, run.metric, run.metric, saved), soft_wrap=True)
     registered = "import aswa_hf.vision; " if run.model.endswith("_cifar") else ""
     code = f'{registered}timm.create_model("local-dir:{folder}", pretrained=True)'
     console.print(f"Written to {folder}; load it with: {code}", soft_wrap=True)

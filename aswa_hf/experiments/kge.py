@@ -10,7 +10,7 @@ from transformers import TrainerCallback, set_seed
 from transformers.trainer_utils import IntervalStrategy
 
 from aswa_hf.checkpoint import save_state
-from aswa_hf.experiments.progress import results_table
+from aswa_hf.experiments.progress import results_table, verdict
 from aswa_hf.experiments.running import (
     FinishedRun,
     checkpoint_to_resume,
@@ -103,7 +103,9 @@ def _train(run: KGERun, folder: Path, resume: bool, callbacks: Sequence[TrainerC
         save_state(folder / STATE_FOLDER, callback.strategies)
     about = {"dim": run.dim, "triples": sizes, "example": link_example(model, kg)}
     content = write_results(folder, callback, results, seconds, **run.describe(folder), **about)
-    console.print(results_table(results, METRICS, "Filtered ranking over heads and tails (%)"))
+    saved = run.strategy_names[0]
+    console.print(results_table(results, METRICS, "Filtered ranking over heads and tails (%)", saved))
+    console.print(verdict(results, run.metric, METRICS[run.metric], saved), soft_wrap=True)
     command = f"aswa-hf predict {folder} --head … --relation …"
     console.print(f"Written to {folder}; predict with: {command}", soft_wrap=True)
     return FinishedRun(folder, content, model, callback.strategies)

@@ -67,7 +67,8 @@ def decisions_shown(
             if show == "none" or (show == "changes" and decision == "reject"):
                 return
             console.print(
-                f"epoch {record.index + 1:{width}d}   running {100 * (record.running_score or 0):6.2f}   "
+                f"epoch {record.index + 1:{width}d}   {callback.score.label} (%): "
+                f"running {100 * (record.running_score or 0):6.2f}   "
                 f"ensemble {100 * (record.score or 0):6.2f}   [{COLORS[decision]}]{decision}[/]"
             )
 
@@ -90,18 +91,29 @@ def decision_summary(strategy: Strategy) -> str:
     )
 
 
-def results_table(results: Mapping[str, Any], metrics: Mapping[str, str], title: str) -> Table:
-    """Validation and test metrics of each strategy in percent, under their labels; the best test value is bold."""
+def results_table(results: Mapping[str, Any], metrics: Mapping[str, str], title: str, saved: str) -> Table:
+    """Validation and test metrics of each strategy in percent, under their labels; marks the saved and the best."""
     first, *_ = metrics
-    table = Table(title=title)
+    table = Table(title=title, caption="→ saved   * best test value", caption_justify="left")
     table.add_column("strategy")
     for split, labels in (("validation", [metrics[first]]), ("test", metrics.values())):
         for label in labels:
             table.add_column(f"{split}\n{label}".strip(), justify="right")
-    scores = [result["test"][first] for result in results.values()]
-    best = max((score for score in scores if math.isfinite(score)), default=None)
+    finite = [result["test"][first] for result in results.values() if math.isfinite(result["test"][first])]
     for name, result in results.items():
         shown = [result["validation"][first], *(result["test"][metric] for metric in metrics)]
-        style = "bold" if result["test"][first] == best else None
-        table.add_row(name, *(f"{100 * value:.2f}" for value in shown), style=style)
+        cells = [f"{100 * value:.2f}" for value in shown]
+        is_best = bool(finite) and result["test"][first] == max(finite)
+        if is_best:
+            cells[1] = f"* {cells[1]}"
+        table.add_row(f"{name} →" if name == saved else name, *cells, style="bold" if is_best else None)
     return table
+
+
+def verdict(results: Mapping[str, Any], metric: str, label: str, saved: str) -> str:
+    """One sentence: whether another strategy did better than the saved one on the test split."""
+    scores = {name: result["test"][metric] for name, result in results.items()}
+    better = [name for name, score in scores.items() if score > scores[saved]]
+    if better:
+        return f"On the test split {saved} did not win: {', '.join(better)} did better in {label}."
+    return f"On the test split no strategy did better in {label} than {saved}, which is saved."

@@ -16,7 +16,7 @@ from accelerate.logging import get_logger
 from rich.console import Console
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from aswa_hf._utils.files import remove_temporary, write_failure, write_text
+from aswa_hf._utils.files import make_folder, remove_temporary, write_failure, write_text
 from aswa_hf._utils.locks import LOCK_FILE, only_user
 from aswa_hf._utils.random_state import preserved_rng
 from aswa_hf.checkpoint import library_versions
@@ -76,7 +76,7 @@ def sole_run(output_dir: Path) -> Iterator[None]:
     if not is_main_process():
         yield
         return
-    output_dir.mkdir(parents=True, exist_ok=True)
+    make_folder(output_dir)
     with ExitStack() as held:
         try:
             held.enter_context(only_user(output_dir))

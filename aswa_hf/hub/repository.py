@@ -13,7 +13,7 @@ from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # exported, but not in __all__
 from safetensors import SafetensorError, safe_open
 
-from aswa_hf._utils.files import read_object, write_text
+from aswa_hf._utils.files import make_folder, read_object, write_text
 from aswa_hf._utils.paths import check_inside
 from aswa_hf._utils.random_state import preserved_rng
 from aswa_hf.batchnorm import Recalibration, has_batchnorm
@@ -146,7 +146,7 @@ def write_repository(run: str | Path, folder: str | Path, repo_id: str, **card: 
     run, folder = Path(run), Path(folder)
     check_repo_id(repo_id)
     check_run(run)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     if any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty. Choose another folder, so that files are not mixed.")
     for pattern in (*SHIPPED, PICTURE):

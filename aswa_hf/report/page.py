@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from aswa_hf._utils.files import replacing, write_text
+from aswa_hf._utils.files import make_folder, replacing, write_text
 from aswa_hf.hub.card import LABELS
 from aswa_hf.plotting import as_png, draw_comparison, draw_gains, draw_trajectories
 from aswa_hf.report import compare
@@ -94,7 +94,7 @@ def write_report(
         pictures[name] = draw()
     html = _render(tasks, notes, pictures)
     folder = output.with_name(f"{output.stem}_files")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for name, content in pictures.items():
         with replacing(folder / name) as temporary:
             temporary.write_bytes(content)

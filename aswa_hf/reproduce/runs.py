@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from aswa_hf._utils.files import read_json
+from aswa_hf._utils.files import make_folder, read_json
 from aswa_hf.experiments.settings import ImageRun, KGERun, read_settings
 from aswa_hf.reproduce.tables import COMPARED, KGE, Table, plain
 from aswa_hf.run_folder import CONSOLE, RESULTS, SETTINGS, Measured, epochs_done, last_trainer_checkpoint
@@ -117,7 +117,7 @@ def train(run: GridRun, source: str, output_dir: Path, callbacks: Sequence[Any] 
     folder = output_dir / run.name
     settings = replace(run.settings, dataset=source)
     resume = last_trainer_checkpoint(folder) is not None
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with printed_to(folder / CONSOLE):
         if isinstance(settings, KGERun):
             from aswa_hf.experiments.kge import train_kge

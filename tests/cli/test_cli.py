@@ -163,7 +163,26 @@ def test_numbers_that_are_none_and_strategies_without_weights_do_not_spoil_the_r
         strict((tmp_path / "aswa_trajectory.json").read_text())["run"],
     ):
         assert content["strategies"] == {"last": {"validation": {"mrr": "nan"}, "test": {"mrr": "nan"}}}
-    assert results_table(found, {"mrr": "MRR"}, "").row_count == 1
+    assert results_table(found, {"mrr": "MRR"}, "", "last").row_count == 1
+
+
+def test_the_table_marks_what_is_saved_and_what_is_best_and_a_sentence_says_who_did_better(capsys):
+    from rich.console import Console
+
+    from aswa_hf.experiments.progress import results_table, verdict
+
+    results = {
+        name: {"validation": {"mrr": 0.5}, "test": {"mrr": score}} for name, score in (("aswa", 0.4), ("swa", 0.6))
+    }
+    Console(width=80).print(results_table(results, {"mrr": "MRR"}, "Ranks", "aswa"))
+    printed = capsys.readouterr().out
+    assert [line.split("│")[1:-1] for line in printed.splitlines() if "swa" in line] == [
+        [" aswa →   ", "      50.00 ", "   40.00 "],
+        [" swa      ", "      50.00 ", " * 60.00 "],
+    ]
+    assert "→ saved   * best test value" in printed
+    assert verdict(results, "mrr", "MRR", "aswa") == "On the test split aswa did not win: swa did better in MRR."
+    assert verdict(results, "mrr", "MRR", "swa").startswith("On the test split no strategy did better in MRR than swa")
 
 
 LINKS = "kge --dataset countries --dim 8 --epochs 20 --batch-size 130"

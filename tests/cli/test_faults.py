@@ -1,6 +1,7 @@
 """What a run may meet: another process in its folder, Ctrl-C, a full disk, too little memory, typing errors."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -154,3 +155,40 @@ def test_wrong_usage_is_one_line(arguments, message, capsys):
 def test_a_command_without_arguments_shows_its_help_once(capsys):
     call("train")
     assert capsys.readouterr().out.count("Usage:") == 1
+
+
+def commands():
+    """All commands, with the words that start them."""
+    from typer.main import get_command
+
+    from aswa_hf.cli import app
+
+    found = []
+    for name, command in get_command(app).commands.items():
+        found += [([name, kind], one) for kind, one in getattr(command, "commands", {}).items()] or [([name], command)]
+    return found
+
+
+def test_help_shows_each_example_in_one_line_and_placeholders_of_one_style(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+    for words, command in commands():
+        assert call(*words, "--help") == 0
+        lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+        examples = re.findall(r"`(aswa-hf [^`]*)`", command.help)
+        assert examples
+        assert [example for example in examples if example not in lines] == []
+        for parameter in command.params:
+            if not getattr(parameter, "is_flag", False):
+                assert re.fullmatch(r"[A-Z]+([:,|-][A-Z]+)*", parameter.metavar or ""), (words, parameter.name)
+
+
+@pytest.mark.parametrize("place", ["file", "file/run"])
+def test_an_output_folder_that_cannot_be_made_is_one_line(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("kept")
+    message = f"aswa-hf: The folder {place} cannot be made: file is a file. Choose another one."
+    assert refused("train", "kge", "--dataset", "countries", "--output-dir", place) == message
+    assert refused("train", "image", "--dataset", "digits", "--output-dir", place) == message
+    assert refused("demo", "--output-dir", place) == message
+    assert (tmp_path / "file").read_text() == "kept"
