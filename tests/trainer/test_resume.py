@@ -149,9 +149,7 @@ def test_two_trainers_in_one_folder_are_refused_and_one_may_train_again(tmp_path
     other.start()
     other.join()
     with_aswa(trainer := make_trainer("conv", tmp_path, num_train_epochs=1))
-    with pytest.raises(
-        BlockingIOError, match=r"Another Trainer with ASWACallback is training in .* output_dir"
-    ):
+    with pytest.raises(BlockingIOError, match=r"Another Trainer with ASWACallback is training in .* output_dir"):
         trainer.train()
     release(tmp_path, LOCK)
     trainer.train()
