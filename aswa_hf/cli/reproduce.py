@@ -14,7 +14,9 @@ def reproduce(
     table: Annotated[
         str,
         typer.Argument(
-            help="cifar, cifar-epochs, cifar-ratios, link-prediction, nell, multi-hop or train-fit.", metavar="TABLE"
+            help="cifar, cifar-epochs, cifar-ratios, link-prediction, nell, multi-hop, train-fit; strategies, "
+            "strategies-images.",
+            metavar="TABLE",
         ),
     ],
     models: Annotated[
@@ -55,6 +57,7 @@ def reproduce(
     from transformers.utils import logging
 
     from aswa_hf.reproduce.grid import run_grid, state
+    from aswa_hf.reproduce.ranks import as_terminal_table, rankings
     from aswa_hf.reproduce.runs import plan
     from aswa_hf.reproduce.show import as_terminal_tables, rows, title
     from aswa_hf.reproduce.tables import IMAGES, find_dataset, find_models, find_table
@@ -92,11 +95,19 @@ def reproduce(
     failed = run_grid(chosen, possible, sources, output_dir, console)
     content = rows(chosen, runs, output_dir)
     heading = title(chosen, runs)
+    ranks = rankings(content) if chosen.all_strategies else []
     if as_json:
         failures = {run.name: reason for run, reason in failed.items()}
         typer.echo(
             json.dumps(
-                {"table": table, "title": heading, "rows": content, "failed": failures, "missing": missing},
+                {
+                    "table": table,
+                    "title": heading,
+                    "rows": content,
+                    "ranks": ranks,
+                    "failed": failures,
+                    "missing": missing,
+                },
                 ensure_ascii=False,
                 allow_nan=False,
             )
@@ -104,7 +115,7 @@ def reproduce(
     elif possible:
         out = Console()
         out.print(heading, style="bold")
-        for part in as_terminal_tables(chosen, content):
+        for part in (*as_terminal_tables(chosen, content), *as_terminal_table(ranks)):
             out.print(part)
     if failed or missing:
         raise typer.Exit(1)

@@ -10,7 +10,7 @@ from typing import Any
 
 from aswa_hf._utils.files import make_folder, read_json
 from aswa_hf.experiments.settings import ImageRun, KGERun, read_settings
-from aswa_hf.reproduce.tables import COMPARED, KGE, Table, plain
+from aswa_hf.reproduce.tables import ALL_STRATEGIES, KGE, Table, plain
 from aswa_hf.run_folder import CONSOLE, RESULTS, SETTINGS, Measured, epochs_done, last_trainer_checkpoint
 
 
@@ -51,6 +51,7 @@ class GridRun:
             parts += [f"{self.train_size}images"] if self.train_size else []
             parts += [f"bn{self.settings.bn_batches}"] if self.settings.bn_batches else []
             parts += ["fge"] if self.settings.fge else []
+        parts += ["strategies"] if self.settings.strategies == ALL_STRATEGIES else []
         return "-".join(parts)
 
     def __str__(self) -> str:
@@ -73,7 +74,7 @@ def plan(
                 for length in epochs or table.epochs or [recipe_epochs(model)]:
                     for seed in seeds:
                         common: dict[str, Any] = {"dataset": dataset, "model": model, "seed": seed, "epochs": length}
-                        common["strategies"] = COMPARED[table.task]
+                        common["strategies"] = table.strategies
                         run: KGERun | ImageRun
                         if table.task == KGE:
                             run = KGERun(**common)

@@ -13,10 +13,13 @@ from aswa_hf.experiments.settings import KGERun
 from aswa_hf.reproduce.figures import Figure, paper_figures
 from aswa_hf.reproduce.parts import is_measured, part_file
 from aswa_hf.reproduce.runs import GridRun, recipe_epochs, results
-from aswa_hf.reproduce.tables import COMPARED, IMAGES, KGE, MODELS, Table, plain
+from aswa_hf.reproduce.tables import IMAGES, KGE, MODELS, Table, plain
 from aswa_hf.run_folder import RESULTS
 
-ORDER = ("last", "best", "ema", "swa", "swa-all", "aswa", "fge")
+ORDER = (
+    "last", "best", "ema", "best-ema", "bema", "power-ema", "lawa", "swad", "swad-max", "swa", "swa-all", "aswa",
+    "dense-aswa", "fge",
+)  # fmt: skip
 MISSING = "–"
 LINES = (("ours", "ours", ""), ("±", "deviation", ""), ("paper", "paper", ""), ("differs", "difference", "+"))
 
@@ -34,7 +37,7 @@ def rows(table: Table, runs: Sequence[GridRun], output_dir: Path) -> list[dict[s
     for dataset, ratio, model in dict.fromkeys((run.dataset, run.val_ratio, run.model) for run in runs):
         group = [run for run in runs if (run.dataset, run.val_ratio, run.model) == (dataset, ratio, model)]
         paper = _paper_rows(table, dataset, ratio, model)
-        for strategy in (name for name in ORDER if name in (*COMPARED[table.task], *["fge"] * table.fge)):
+        for strategy in (name for name in ORDER if name in (*table.strategies, *["fge"] * table.fge)):
             cells = {}
             for column in columns:
                 some = [run for run in group if not table.by_epochs or str(run.epochs) == column]
@@ -68,7 +71,7 @@ def _scores(table: Table, run: GridRun, output_dir: Path) -> dict[tuple[str, str
 
 def _paper_rows(table: Table, dataset: str, ratio: float | None, model: str) -> dict[tuple[str, str], Figure]:
     found: dict[tuple[str, str], Figure] = {}
-    for (name, paper_model, strategy), numbers in paper_figures(table.name).items():
+    for (name, paper_model, strategy), numbers in (paper_figures(table.name) if table.figures else {}).items():
         name, _, paper_ratio = name.partition(":")
         if (plain(name), paper_model) == (plain(dataset), model) and (not paper_ratio or float(paper_ratio) == ratio):
             found |= {(strategy, column): number for column, number in zip(table.figures, numbers, strict=True)}

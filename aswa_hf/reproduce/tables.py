@@ -1,4 +1,4 @@
-"""The paper's tables as configurations: the runs that each needs, and where in a run its numbers are."""
+"""The paper's tables, and those of this project, as configurations: the runs that each needs, and its numbers."""
 
 from __future__ import annotations
 
@@ -35,6 +35,9 @@ COMPARED = {
     KGE: ("aswa", "swa-all", "swa", "ema", "best", "last"),
     IMAGES: ("aswa", "swa", "ema", "best", "last"),
 }
+ALL_STRATEGIES = (
+    "aswa", "dense-aswa", "swa", "ema", "best-ema", "bema", "power-ema", "lawa", "swad", "swad-max", "best", "last",
+)  # fmt: skip
 # The names that load_kg and load_cifar accept without a folder.
 BUILT_IN = {KGE: ("countries", "countries-s1", "countries-s2", "countries-s3"), IMAGES: ("digits",)}
 ON_THE_HUB = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}
@@ -48,7 +51,7 @@ LONG_RUNS = tuple(range(300, 1001, 100))
 
 @dataclass(frozen=True)
 class Table:
-    """One of the paper's tables. Without `epochs`, the lengths of its runs are those of the models' recipes."""
+    """A table. Without `epochs`, the lengths of its runs are those of the models' recipes."""
 
     name: str
     title: str
@@ -60,6 +63,13 @@ class Table:
     epochs: tuple[int, ...] = ()
     val_ratios: tuple[float, ...] = (0.05,)
     fge: bool = False
+    all_strategies: bool = False
+    """Whether it compares all strategies, and ranks them."""
+
+    @property
+    def strategies(self) -> tuple[str, ...]:
+        """The strategies of its runs; the weights of the first are saved."""
+        return ALL_STRATEGIES if self.all_strategies else COMPARED[self.task]
 
     @property
     def by_epochs(self) -> bool:
@@ -130,6 +140,24 @@ TABLES = {
             title="Link prediction on the training split",
             datasets=("FB15K-237", "YAGO3-10"),
         ),
+        replace(
+            _LINKS,
+            name="strategies",
+            title="All strategies in the same runs: link prediction on the test split",
+            datasets=("UMLS", "KINSHIP", "Countries-S1", "Countries-S2", "Countries-S3"),
+            figures=(),
+            all_strategies=True,
+        ),
+        replace(
+            _CIFAR_10,
+            name="strategies-images",
+            title="All strategies in the same runs: test accuracy (%)",
+            models=("preresnet20_cifar", "vgg16_cifar"),
+            columns={"accuracy": "accuracy"},
+            figures=(),
+            epochs=(),
+            all_strategies=True,
+        ),
     )
 }
 
@@ -142,7 +170,7 @@ def plain(name: str) -> str:
 def find_table(name: str) -> Table:
     if name not in TABLES:
         hint = did_you_mean(name, TABLES)
-        raise ValueError(f"There is no table {name!r}. {hint}The paper's tables are {', '.join(TABLES)}.")
+        raise ValueError(f"There is no table {name!r}. {hint}Expected one of {', '.join(TABLES)}.")
     return TABLES[name]
 
 

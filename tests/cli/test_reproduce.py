@@ -158,7 +158,7 @@ def test_images_with_fge(here, capsys):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["imagenet"], "There is no table 'imagenet'. The paper's tables are cifar, cifar-epochs"),
+        (["imagenet"], "There is no table 'imagenet'. Expected one of cifar, cifar-epochs"),
         (["nell", "--models", "bert"], "--models: there is no 'bert'. Table nell takes distmult"),
         (["nell", "--seeds", "zero"], "--seeds zero: expected whole numbers of at least 0"),
         (["nell", "--epochs", "0"], "--epochs 0: expected whole numbers of at least 1"),
