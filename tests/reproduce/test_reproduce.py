@@ -51,7 +51,9 @@ def test_the_papers_swa_averages_from_the_first_epoch_on():
 
 def test_the_figures_are_those_of_the_paper():
     means = {
-        table: {row: tuple(f.mean for f in cells) for row, cells in paper_figures(table).items()} for table in TABLES
+        name: {row: tuple(f.mean for f in cells) for row, cells in paper_figures(name).items()}
+        for name, table in TABLES.items()
+        if table.figures
     }
     assert {table: len(found) for table, found in means.items()} == {
         "cifar": 24,
