@@ -50,6 +50,7 @@ SHIPPED = (
     "modeling_*.py",
     "entities.json",
     "relations.json",
+    "keys.json",
     "*processor_config.json",
     "tokenizer*.json",
     "special_tokens_map.json",

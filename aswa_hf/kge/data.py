@@ -18,6 +18,7 @@ from datasets import Dataset, DatasetDict
 from aswa_hf._utils.files import refuse_mistyped
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.kge.configuration_kge import KGEConfig
+from aswa_hf.kge.labels import labelled, read_labels
 from aswa_hf.kge.reading import COLUMNS, SUFFIXES, Triples, from_table, read_triples, refuse_empty
 from aswa_hf.kge.vocab import KGVocab
 
@@ -92,7 +93,8 @@ def load_kg(
         kg = load_kg("user/dataset", revision=…)  # three columns of text: head, relation, tail
 
     Entities and relations are numbered as they first occur in train, then validation, then test. Repeated triples,
-    and triples of validation or test that are also in train, are kept, with a warning.
+    and triples of validation or test that are also in train, are kept, with a warning. A folder may have readable
+    labels beside its triples, in entities.json, relations.json (identifier → label) or .tsv files of two columns.
     """
     path = Path(name_or_path).expanduser()
     if isinstance(name_or_path, str) and name_or_path.lower() in COUNTRIES:
@@ -107,7 +109,7 @@ def load_kg(
         # This cannot be a name on the Hub; a request, repeated five times, would only take time.
         raise ValueError(_NOT_FOUND.format(str(name_or_path), "there is no such folder"))
     if path.is_dir() and any(_split_files(path).values()):
-        return _number(_folder(path), path.resolve().name)
+        return _number(_folder(path), path.resolve().name, read_labels(path))
     if path.is_dir():
         if not path.resolve().name or not _may_be_dataset(path):
             raise ValueError(_NOT_FOUND.format(str(name_or_path), f"the folder {path} has no such files"))
@@ -193,8 +195,10 @@ def _dataset(name: str, revision: str | None, cache_dir: str | os.PathLike[str] 
     return found
 
 
-def _number(splits: Mapping[str, Triples], name: str) -> KnowledgeGraph:
-    """Replaces labels with ids, and warns about suspicious triples."""
+def _number(
+    splits: Mapping[str, Triples], name: str, labels: Mapping[str, Mapping[str, str]] | None = None
+) -> KnowledgeGraph:
+    """Replaces the identifiers of the data with ids, and warns about suspicious triples."""
     parts = splits.values()
     relation_labels, relations = _encode([part.relations for part in parts])
     entity_labels, codes = _encode([part.heads for part in parts] + [part.tails for part in parts])
@@ -207,7 +211,7 @@ def _number(splits: Mapping[str, Triples], name: str) -> KnowledgeGraph:
     ids = np.empty(len(order), dtype=np.int32)
     ids[order] = np.arange(len(order), dtype=np.int32)
 
-    vocab = KGVocab(entity_labels.take(pa.array(order)).to_pylist(), relation_labels.to_pylist())
+    vocab = labelled(entity_labels.take(pa.array(order)).to_pylist(), relation_labels.to_pylist(), labels or {})
     triples = np.stack([ids[ends[0]], relations, ids[ends[1]]])
     borders = np.cumsum([len(part) for part in parts])[:-1]
     by_split = dict(zip(splits, np.split(triples, borders, axis=1), strict=True))

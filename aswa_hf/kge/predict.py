@@ -40,7 +40,7 @@ class LinkPredictor:
                 f"The model has {sizes[0]} entities and {sizes[1]} relations, the vocabulary {vocab.num_entities} and "
                 f"{vocab.num_relations}: they do not belong together."
             )
-        if kg is not None and (kg.vocab.entities, kg.vocab.relations) != (vocab.entities, vocab.relations):
+        if kg is not None and not kg.vocab.same_as(vocab):
             raise ValueError("The graph has other entities or relations than the model was trained on.")
         self.model: KGEModel = model.eval()
         self.vocab = vocab

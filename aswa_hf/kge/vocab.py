@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,40 @@ from transformers.utils import cached_file
 from aswa_hf._utils.files import read_json, write_text
 
 FILES = {"entities": "entities.json", "relations": "relations.json"}
+KEYS = "keys.json"  # the identifiers of the data, if they are not the labels
 
 
 class KGVocab(FeatureExtractionMixin):
-    """Labels ↔ ids: `entities[i]` is the label of entity i. A Trainer's `processing_class`, saved with checkpoints."""
+    """Labels ↔ ids: `entities[i]` is the label of entity i. A Trainer's `processing_class`, saved with checkpoints.
+
+    `keys` are the identifiers of the data where they are not what readers want to see, such as Q76 of Wikidata:
+    `{"entities": […], "relations": […]}`, one for each label. They are accepted wherever labels are.
+    """
 
     model_input_names = ("heads", "relations")
 
-    def __init__(self, entities: Iterable[str] = (), relations: Iterable[str] = (), **kwargs: Any):
+    def __init__(
+        self,
+        entities: Iterable[str] = (),
+        relations: Iterable[str] = (),
+        keys: Mapping[str, Iterable[str]] | None = None,
+        **kwargs: Any,
+    ):
         super().__init__(**kwargs)
         self.entities = _distinct(entities, "entities")
         self.relations = _distinct(relations, "relations")
+        self.keys = {what: _distinct(found, f"{what} (keys)") for what, found in (keys or {}).items()}
+        for what, found in self.keys.items():
+            if what not in FILES or len(found) != len(getattr(self, what)):
+                raise ValueError(f"There must be one key for each label of entities or relations, got {len(found)}.")
+
+    def same_as(self, other: KGVocab) -> bool:
+        """Whether both number the same entities and relations alike, whatever labels they show."""
+        return all(self._identifiers(what) == other._identifiers(what) for what in FILES)
+
+    def _identifiers(self, what: str) -> list[str]:
+        found: list[str] = self.keys.get(what) or getattr(self, what)
+        return found
 
     @property
     def num_entities(self) -> int:
@@ -57,15 +80,15 @@ class KGVocab(FeatureExtractionMixin):
 
     @cached_property
     def _entity_index(self) -> _Index:
-        return _Index(self.entities, "entity")
+        return _Index(self.entities, "entity", self.keys.get("entities", []))
 
     @cached_property
     def _relation_index(self) -> _Index:
-        return _Index(self.relations, "relation")
+        return _Index(self.relations, "relation", self.keys.get("relations", []))
 
     def to_dict(self) -> dict[str, Any]:
         """The content of preprocessor_config.json; the labels are saved in separate files."""
-        separate = {"entities", "relations", "_entity_index", "_relation_index"}
+        separate = {"entities", "relations", "keys", "_entity_index", "_relation_index"}
         values = {key: value for key, value in vars(self).items() if key not in separate}
         return values | {"feature_extractor_type": type(self).__name__}
 
@@ -74,12 +97,21 @@ class KGVocab(FeatureExtractionMixin):
         for what, file in FILES.items():
             text = json.dumps(getattr(self, what), ensure_ascii=False, indent=0)
             write_text(Path(json_file_path).parent / file, text + "\n")
+        if self.keys:
+            write_text(Path(json_file_path).parent / KEYS, json.dumps(self.keys, ensure_ascii=False, indent=0) + "\n")
         write_text(Path(json_file_path), self.to_json_string())
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any) -> KGVocab:
         """Reads entities.json and relations.json of a folder or a Hub repository (`revision=`, `token=`, …)."""
-        return cls(**{what: _read(pretrained_model_name_or_path, what, kwargs) for what in FILES})
+        entities, relations = (_read(pretrained_model_name_or_path, what, kwargs) for what in FILES)
+        path = cached_file(pretrained_model_name_or_path, KEYS, _raise_exceptions_for_missing_entries=False, **kwargs)
+        if path is None:
+            return cls(entities, relations)
+        try:
+            return cls(entities, relations, keys=read_json(path, dict[str, list[str]]))
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: {error}") from None
 
     def __repr__(self) -> str:
         return f"KGVocab({self.num_entities} entities, {self.num_relations} relations)"
@@ -88,16 +120,22 @@ class KGVocab(FeatureExtractionMixin):
 class _Index:
     """Maps labels to positions, one at a time or many at once."""
 
-    def __init__(self, labels: list[str], kind: str):
+    def __init__(self, labels: list[str], kind: str, keys: list[str]):
         self.labels, self.kind = labels, kind
+        taken = set(labels) if keys else set()
+        # A key that is also a label is that label.
+        self.names = labels + [key for key in keys if key not in taken]
+        self.ids = np.arange(len(labels))
+        if keys:
+            self.ids = np.append(self.ids, [i for i, key in enumerate(keys) if key not in taken]).astype(np.int64)
 
     @cached_property
     def positions(self) -> dict[str, int]:
-        return {label: position for position, label in enumerate(self.labels)}
+        return dict(zip(self.names, self.ids.tolist(), strict=True))
 
     @cached_property
     def array(self) -> Any:
-        return pa.array(self.labels, type=pa.string())
+        return pa.array(self.names, type=pa.string())
 
     def one(self, label: str) -> int:
         if not isinstance(label, str):
@@ -117,12 +155,12 @@ class _Index:
         if found.null_count:
             label = wanted[pc.index(found.is_null(), True).as_py()].as_py()
             raise ValueError(self.unknown(str(label)))
-        ids: np.ndarray = found.to_numpy().astype(np.int64)
+        ids: np.ndarray = self.ids[found.to_numpy()].astype(np.int64)
         return ids
 
     def unknown(self, label: str) -> str:
         """The error message for an unknown label, with the nearest ones: `New York` finds `new_york`."""
-        simple = {_simplify(known): known for known in reversed(self.labels)}
+        simple = {_simplify(known): known for known in reversed(self.names)}
         nearest = [repr(simple[near]) for near in difflib.get_close_matches(_simplify(label), simple, n=3)]
         return f"Unknown {self.kind} {label!r}. " + (
             f"Did you mean {' or '.join(nearest)}?"

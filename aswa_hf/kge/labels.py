@@ -1,0 +1,61 @@
+"""Readable labels of entities and relations beside a graph whose triples have identifiers, such as Q76 of Wikidata."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from aswa_hf._utils.files import read_json
+from aswa_hf.kge.vocab import FILES, KGVocab
+
+
+def read_labels(folder: Path) -> dict[str, dict[str, str]]:
+    """The labels in a folder by identifier, for "entities" and "relations" if there are such files.
+
+    entities.json is an object from identifiers to labels, or to objects with a "label"; entities.tsv has two columns.
+    """
+    found = {}
+    for what in FILES:
+        if (path := folder / FILES[what]).is_file():
+            content = read_json(path, dict[str, str | dict[str, Any]])
+            found[what] = {key: _label(path, key, value) for key, value in content.items()}
+        elif (path := folder / f"{what}.tsv").is_file():
+            found[what] = _read_tsv(path)
+    return found
+
+
+def _label(path: Path, key: str, value: Any) -> str:
+    label = value.get("label") if isinstance(value, dict) else value
+    if not isinstance(label, str) or not label.strip():
+        raise ValueError(f"{path}: the label of {key!r} is {label!r}, expected text.")
+    return label
+
+
+def _read_tsv(path: Path) -> dict[str, str]:
+    found = {}
+    with path.open(encoding="utf-8", newline="") as file:
+        for number, row in enumerate(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE), 1):
+            if len(row) != 2 or not row[1].strip():
+                raise ValueError(f"{path}, line {number}: expected an identifier, a tab and a label, got {row!r}.")
+            found[row[0]] = row[1]
+    return found
+
+
+def labelled(entities: list[str], relations: list[str], labels: Mapping[str, Mapping[str, str]]) -> KGVocab:
+    """The vocabulary of identifiers in which those that have a label are shown by it."""
+    shown, keys = {}, {}
+    for what, identifiers in (("entities", entities), ("relations", relations)):
+        known = labels.get(what, {})
+        wanted = [known.get(identifier, identifier) for identifier in identifiers]
+        # A label of several identifiers, or one that is the identifier of another, does not tell them apart.
+        often = Counter(wanted) + Counter(identifiers)
+        shown[what] = [
+            label if label == identifier or often[label] == 1 else f"{label} ({identifier})"
+            for label, identifier in zip(wanted, identifiers, strict=True)
+        ]
+        if shown[what] != identifiers:
+            keys[what] = identifiers
+    return KGVocab(**shown, keys=keys or None)
