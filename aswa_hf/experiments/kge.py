@@ -32,7 +32,7 @@ from aswa_hf.trainer.hub import link_example
 # The settings of a run that are options of its model under the same name.
 MODEL_SETTINGS = (
     "dim", "p", "q", "label_smoothing", "entity_dropout", "relation_dropout", "query_dropout", "regularizer",
-    "regularization", "relation_prediction", "initializer", "initializer_range",
+    "regularization", "relation_prediction", "adversarial_temperature", "initializer", "initializer_range",
 )  # fmt: skip
 METRICS = {"mrr": "MRR", "hits@1": "Hits@1", "hits@3": "Hits@3", "hits@10": "Hits@10"}
 
@@ -84,6 +84,7 @@ def _train(run: KGERun, folder: Path, resume: bool, callbacks: Sequence[TrainerC
         kg,
         scheme=run.scheme,
         negatives=run.negatives,
+        shared_negatives=run.shared_negatives,
         callbacks=list(callbacks),
         optimizer_cls_and_kwargs=optimizer_of(run.optimizer, args),
     )

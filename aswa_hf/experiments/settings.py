@@ -268,6 +268,10 @@ class KGERun(TrainingRun):
         choices=LOSSES["kvsall"],
     )
     negatives: int = setting("Negative sampling: entities drawn per triple.", 32, least=1)
+    shared_negatives: bool = setting("Negative sampling: draw once per batch.", False, only_on=True)
+    adversarial_temperature: float = setting(
+        "Negative sampling: weigh negatives by their own scores, at this temperature (0: all alike).", 0.0, least=0
+    )
     label_smoothing: float = setting("Smoothing of the training labels.", 0.0, least=0, below=1)
     entity_dropout: float = setting("Dropout of entities, in queries and as candidates.", 0.0, least=0, below=1)
     relation_dropout: float = setting("Dropout of relations.", 0.0, least=0, below=1)

@@ -28,6 +28,8 @@ class KGEConfig(PreTrainedConfig):
         entity_dropout, relation_dropout: on all embeddings of entities, also as candidates, and of relations.
         regularizer, regularization: "n3" or "l2" of head, relation and tail, mean over the true triples of a batch,
             and its weight in the loss.
+        adversarial_temperature: of the weights that negative samples get by their own scores (0: all alike); for the
+            binary loss of candidates.
         relation_prediction: weight of a second loss, the cross-entropy of the relation given head and tail.
         label_smoothing: ε of the training labels (1 − ε)·y + ε/num_entities.
         initializer, initializer_range: of the embeddings; the range is for "normal" (std) and "uniform" (±).
@@ -50,6 +52,7 @@ class KGEConfig(PreTrainedConfig):
     regularizer: str | None = None
     regularization: float | int = 0.0
     relation_prediction: float | int = 0.0
+    adversarial_temperature: float | int = 0.0
     label_smoothing: float | int = 0.0
     initializer: str = "xavier_normal"
     initializer_range: float | int = 0.1
@@ -59,7 +62,14 @@ class KGEConfig(PreTrainedConfig):
         for name in ("num_entities", "num_relations", "dim"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        for name in ("p", "q", "regularization", "relation_prediction", "initializer_range"):
+        for name in (
+            "p",
+            "q",
+            "regularization",
+            "relation_prediction",
+            "adversarial_temperature",
+            "initializer_range",
+        ):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be finite and not negative, got {getattr(self, name)}.")
         for name in ("input_dropout", "query_dropout", "entity_dropout", "relation_dropout", "label_smoothing"):

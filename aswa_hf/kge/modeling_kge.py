@@ -130,7 +130,9 @@ class KGEModel(PreTrainedModel):
 
     def score(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
         """The scores (B,) of triples; tails may also be (B, K), K candidates for each query."""
-        queries = self.query(heads, relations)
+        return self._scores_of(self.query(heads, relations), tails)
+
+    def _scores_of(self, queries: Tensor, tails: Tensor) -> Tensor:
         candidates: Tensor = self.entity_dropout(self.entity_embeddings(tails))
         if tails.dim() == 1:
             return (queries * candidates).sum(-1)
@@ -162,6 +164,7 @@ class KGEModel(PreTrainedModel):
         tails: Tensor | None = None,
         labels: Tensor | None = None,
         label_offsets: Tensor | None = None,
+        negatives: Tensor | None = None,
         measured: bool = True,
     ) -> KGEOutput:
         """Scores or, with labels, the training loss.
@@ -171,12 +174,20 @@ class KGEModel(PreTrainedModel):
           (KvsAll; the loss never builds the matrix of labels),
         - the one true tail of each query, (B,) integers (1vsAll, cross-entropy),
         - a matrix (B, |E|), or (B, K) for the K candidates in `tails`, with 1 for true.
+        With `negatives` (N,), false tails that all queries share, labels are the one true tail of each query.
 
         With `measured=False` a loss over all entities has its gradients but no value (NaN), which saves up to a
         quarter of the time.
         """
         scores: Tensor | None = None
-        if labels is None or tails is not None or labels.dim() == 2:
+        if negatives is not None and labels is not None:
+            # The candidates of a query are its true tail and what all have in common: one matrix product.
+            queries = self.query(heads, relations)
+            shared = self.entity_dropout(self.entity_embeddings(negatives))
+            tails = labels.unsqueeze(1)
+            scores = torch.cat([self._scores_of(queries, tails), queries @ shared.T], dim=1)
+            labels = F.one_hot(torch.zeros_like(labels), scores.shape[1])
+        elif labels is None or tails is not None or labels.dim() == 2:
             scores = self.score_tails(heads, relations) if tails is None else self.score(heads, relations, tails)
         if labels is None:
             return KGEOutput(scores=scores)
@@ -206,6 +217,12 @@ class KGEModel(PreTrainedModel):
 
     def _loss_of(self, scores: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         """The loss of a matrix of scores, of all entities or of candidates."""
+        if self.config.loss == "binary" and self.config.adversarial_temperature and self.training:
+            # Sun et al. (2019): −log σ(true) − Σ w·log σ(−false), the weights w a softmax over the false ones.
+            masked = (self.config.adversarial_temperature * scores).masked_fill(labels > 0, -torch.inf)
+            weights = masked.softmax(1).detach()
+            sums: Tensor = (labels * F.logsigmoid(scores) + weights * F.logsigmoid(-scores)).sum(1)
+            return -sums.mean() / 2
         if self.config.loss == "binary":
             targets = labels * (1 - smoothing) + smoothing / scores.shape[-1]
             return F.binary_cross_entropy_with_logits(scores, targets)

@@ -59,16 +59,19 @@ class OneVsAll(Dataset[Batch]):
 
 
 class NegativeSampling(OneVsAll):
-    """One example per triple: the tail against `negatives` entities drawn at random."""
+    """One example per triple: the tail against `negatives` random entities, drawn for each triple or for a batch."""
 
-    def __init__(self, triples: np.ndarray, num_entities: int, negatives: int = 32):
+    def __init__(self, triples: np.ndarray, num_entities: int, negatives: int = 32, shared: bool = False):
         super().__init__(triples)
         check_whole_number("negatives", negatives)
         self.num_entities = num_entities
         self.negatives = negatives
+        self.shared = shared
 
     def __getitems__(self, rows: list[int]) -> Batch:
         batch = super().__getitems__(rows)
+        if self.shared:
+            return batch | {"negatives": torch.randint(self.num_entities, (self.negatives,))}
         true = batch.pop("labels").unsqueeze(1)
         drawn = torch.randint(self.num_entities, (len(true), self.negatives))
         labels = torch.cat([torch.ones_like(true), torch.zeros_like(drawn)], dim=1)
@@ -81,7 +84,14 @@ LOSSES_PER_LOG = 8
 SCHEMES = ("kvsall", "1vsall", "negative_sampling")
 
 
-def training_examples(kg: KnowledgeGraph, scheme: str = "kvsall", *, inverses: bool, negatives: int = 32) -> Any:
+def training_examples(
+    kg: KnowledgeGraph,
+    scheme: str = "kvsall",
+    *,
+    inverses: bool,
+    negatives: int = 32,
+    shared_negatives: bool = False,
+) -> Any:
     """The training split as examples of one of the schemes, with inverse relations if the model has them."""
     triples = kg.triples("train")
     if len(triples) == 0:
@@ -93,7 +103,7 @@ def training_examples(kg: KnowledgeGraph, scheme: str = "kvsall", *, inverses: b
     if scheme == "1vsall":
         return OneVsAll(triples)
     if scheme == "negative_sampling":
-        return NegativeSampling(triples, kg.num_entities, negatives)
+        return NegativeSampling(triples, kg.num_entities, negatives, shared_negatives)
     raise ValueError(f"scheme must be one of {', '.join(SCHEMES)}, got {scheme!r}.")
 
 
@@ -131,6 +141,7 @@ class KGETrainer(Trainer):
         *,
         scheme: str = "kvsall",
         negatives: int = 32,
+        shared_negatives: bool = False,
         **options: Any,
     ):
         self.kg = kg
@@ -148,7 +159,13 @@ class KGETrainer(Trainer):
                 "dispatch_batches splits batches of triples incorrectly. Remove it from accelerator_config."
             )
         self._steps_since_log = 0
-        examples = training_examples(kg, scheme, inverses=model.config.inverse_relations, negatives=negatives)
+        examples = training_examples(
+            kg,
+            scheme,
+            inverses=model.config.inverse_relations,
+            negatives=negatives,
+            shared_negatives=shared_negatives,
+        )
         args.remove_unused_columns = False  # it would treat a finished batch as a list of examples
         options = {"processing_class": kg.vocab, "eval_dataset": kg["validation"]} | options
         super().__init__(model, args, train_dataset=examples, data_collator=_as_it_is, **options)

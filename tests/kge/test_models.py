@@ -228,6 +228,35 @@ def test_relations_are_predicted_from_head_and_tail(cls, options):
     torch.testing.assert_close(both, expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("kind", ["binary", "softmax"])
+def test_negatives_that_all_queries_share_are_candidates_of_each(kind):
+    model = build(ComplEx, loss=kind, regularizer="n3", regularization=0.1)
+    heads, relations, true = torch.tensor([0, 3, 5]), torch.tensor([1, 0, 2]), torch.tensor([2, 6, 5])
+    negatives = torch.tensor([4, 1, 4, 0])
+    shared = model(heads, relations, labels=true, negatives=negatives).loss
+    tails = torch.cat([true.unsqueeze(1), negatives.expand(3, -1)], dim=1)
+    labels = torch.tensor([[1.0, 0, 0, 0, 0]]).expand(3, -1)
+    apart = model(heads, relations, tails=tails, labels=labels).loss
+    torch.testing.assert_close(shared, apart, rtol=1e-10, atol=1e-10)
+    assert_same_gradients(shared, apart, list(model.parameters()))
+
+
+def test_negatives_are_weighed_by_their_own_scores():
+    model = build(DistMult, adversarial_temperature=0.5)
+    heads, relations, true = torch.tensor([0, 3]), torch.tensor([1, 0]), torch.tensor([2, 6])
+    negatives = torch.tensor([4, 1, 0])
+    found = model(heads, relations, labels=true, negatives=negatives).loss
+    expected = 0.0
+    for head, relation, tail in zip(heads, relations, true, strict=True):
+        positive = model.score(head[None], relation[None], tail[None])[0]
+        scores = torch.stack([model.score(head[None], relation[None], other[None])[0] for other in negatives])
+        weights = ((0.5 * scores).exp() / (0.5 * scores).exp().sum()).tolist()
+        expected = expected - positive.sigmoid().log() / 4
+        expected = expected - sum(w * (-s).sigmoid().log() for w, s in zip(weights, scores, strict=True)) / 4
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    assert_same_gradients(found, expected, list(model.parameters()))
+
+
 def test_dropout_of_entities_is_on_candidates_too_and_not_on_relations():
     dropped = build(DistMult, entity_dropout=0.5)
     with torch.no_grad():

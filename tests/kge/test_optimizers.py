@@ -42,6 +42,7 @@ def test_runs_find_every_optimizer_schedule_and_loss_by_name(tmp_path):
             "scheme": "negative_sampling",
             "loss": "softmax",
             "negatives": 4,
+            "shared_negatives": True,
             "regularizer": "n3",
             "regularization": 0.01,
             "relation_prediction": 0.1,
