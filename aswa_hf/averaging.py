@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,8 @@ from aswa_hf._utils.sharding import as_shards, is_dtensor, local_shards, part_fo
 
 # Elements per chunk for weights whose dtype or device differs from the average's: little memory, few calls.
 _CHUNK = 1 << 20
+# The models that hold averaged weights until a block ends.
+_HOLDING: WeakSet[nn.Module] = WeakSet()
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -103,6 +106,11 @@ class WeightAverage:
     @property
     def is_empty(self) -> bool:
         return not self.averaged
+
+    @property
+    def is_in_model(self) -> bool:
+        """Whether the model holds averaged weights now: this average or another one of the same model."""
+        return self.model in _HOLDING
 
     @torch.no_grad()
     def assign(self, of: WeightAverage | None = None) -> None:
@@ -210,11 +218,17 @@ class WeightAverage:
         averaged, _ = self._in_model()
         return as_shards(self.averaged, averaged), self.copied
 
-    def check(self, averaged: Mapping[str, Any], copied: Mapping[str, Any]) -> None:
-        """Raises ValueError if saved tensors differ from the model's in name or shape."""
+    def check(self, averaged: Mapping[str, Any], copied: Mapping[str, Any], *, finite: bool = False) -> None:
+        """Raises ValueError if saved tensors differ from the model's in name, shape or kind, or are not `finite`."""
         expected_averaged, expected_copied = self._in_model()
         _check_same_tensors(averaged, expected_averaged, "averaged weight")
         _check_same_tensors(copied, expected_copied, "buffer")
+        for name, tensor in expected_averaged.items():
+            saved = averaged[name]
+            if saved.is_floating_point() != tensor.is_floating_point() or saved.is_complex() != tensor.is_complex():
+                raise ValueError(f"The averaged weight {name!r} of this state does not hold floating-point numbers.")
+            if finite and not part_for(tensor, saved).isfinite().all():
+                raise ValueError(f"The averaged weight {name!r} of this state holds NaN or infinite values.")
 
     def load(self, averaged: Mapping[str, Any], copied: Mapping[str, Any]) -> None:
         """Loads saved tensors, after checking each against the model by name and shape.
@@ -245,9 +259,13 @@ class WeightAverage:
         kept = {name: torch.empty_like(tensor, device=self.device) for name, tensor in running.items()}
         with torch.no_grad():
             _copy_by_name(kept, running)
+        outermost = not self.is_in_model
+        _HOLDING.add(self.model)
         try:
             yield kept
         finally:
+            if outermost:
+                _HOLDING.discard(self.model)
             # An evaluation leaves the averaged weights gathered, and training would continue with them.
             reshard(self.model)
             with torch.no_grad():
@@ -335,6 +353,8 @@ def _difference(ours: Mapping[str, Any], theirs: Mapping[str, Any], us: str, the
     for name, tensor in theirs.items():
         if name not in ours:
             return f"{name!r} {tuple(tensor.shape)} is in {them} but not in {us}"
+        if not hasattr(ours[name], "shape"):
+            return f"{name!r} is a {type(ours[name]).__name__} in {us}, not a tensor"
         if ours[name].shape != tensor.shape:
             return f"{name!r} is {tuple(ours[name].shape)} in {us} but {tuple(tensor.shape)} in {them}"
     for name, tensor in ours.items():

@@ -153,6 +153,12 @@ class SavedTensor:
         self.parts.append((start, start + (rows[0] if rows else 1), file))
         self.parts.sort(key=lambda part: part[:2])
 
+    def is_floating_point(self) -> bool:
+        return str(self.parts[0][2].get_slice(self.key).get_dtype()).startswith(("F", "BF"))
+
+    def is_complex(self) -> bool:
+        return str(self.parts[0][2].get_slice(self.key).get_dtype()).startswith("C")
+
     @property
     def is_complete(self) -> bool:
         ends = [0, *(end for _, end, _ in self.parts)]

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from aswa_hf._utils.files import replacing
 from aswa_hf.trajectory import Decision, Record, Trajectory
 
 # Color and marker of each strategy, the same in every plot.
@@ -30,7 +31,9 @@ def plot_trajectories(
     trajectories: Mapping[str, Trajectory], path: str | Path, *, metric: str = "score", title: str = ""
 ) -> None:
     """Draws running and ensemble scores over the run, with ASWA's soft, hard and reject decisions marked."""
-    draw_trajectories(trajectories, metric=metric, title=title).savefig(path, dpi=130)
+    with replacing(path) as temporary:
+        kind = Path(path).suffix.removeprefix(".") or "png"
+        draw_trajectories(trajectories, metric=metric, title=title).savefig(temporary, dpi=130, format=kind)
 
 
 def draw_trajectories(trajectories: Mapping[str, Trajectory], *, metric: str = "score", title: str = "") -> Any:

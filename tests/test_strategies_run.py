@@ -6,6 +6,7 @@ import copy
 import math
 import os
 import random
+import re
 import signal
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from training import assert_same_tensors
 
 from aswa_hf import ASWA, EMA, SWA, BestCheckpoint, Decision, LastCheckpoint
 from aswa_hf.strategies import STRATEGIES
@@ -373,3 +375,85 @@ def test_a_score_instead_of_a_function_is_explained():
         TypeError, match=r"takes a function that returns the validation score, got float.*running_score="
     ):
         ASWA(nn.Linear(1, 1)).update(0.5)
+
+
+def without(key):
+    return lambda state: {name: value for name, value in state.items() if name != key}
+
+
+def with_weight(**changes):
+    """A state whose averaged weight is another tensor."""
+    return lambda state: state | {"averaged": {name: changes["to"](t) for name, t in state["averaged"].items()}}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        *((without(key), f"no '{key}'") for key in ("members", "score", "stale", "records", "averaged", "buffers")),
+        (lambda state: state | {"members": "x"}, "'members' of this state is 'x'. Expected a whole number"),
+        (lambda state: state | {"members": -1}, "'members' of this state is -1"),
+        (lambda state: state | {"members": True}, "'members' of this state is True"),
+        (lambda state: state | {"members": 0}, "has 0 members, and 1 in its last record"),
+        (lambda state: state | {"score": math.inf}, "has the score inf, which its last record does not have"),
+        (lambda state: state | {"score": math.nan}, "has the score nan"),
+        (lambda state: state | {"score": "0.5"}, "'score' of this state is '0.5'. Expected a number"),
+        (lambda state: state | {"stale": "no"}, "'stale' of this state is 'no'. Expected"),
+        (lambda state: state | {"records": [{"index": 0}]}, "'records' of this state are damaged"),
+        (lambda state: state | {"averaged": "x"}, "'averaged' of this state is 'x'"),
+        (lambda state: state | {"averaged": {}}, "but 0 averages"),
+        (with_weight(to=lambda t: t.long()), "does not hold floating-point numbers"),
+        (with_weight(to=lambda t: t / 0), "holds NaN or infinite values"),
+        (with_weight(to=lambda t: t[:1]), "belongs to another model"),
+        (with_weight(to=lambda t: t.tolist()), "is a list in the saved state, not a tensor"),
+    ],
+)
+def test_a_state_with_impossible_values_is_refused_and_changes_nothing(change, told):
+    def follow(*scores):
+        aswa = ASWA(nn.Linear(2, 2))
+        for score in scores:
+            aswa.update(lambda score=score: score)
+        return aswa
+
+    state, aswa = follow(0.25).state_dict(), follow(0.5, 0.75)
+    before = aswa.state_dict()
+    with pytest.raises(ValueError, match=re.escape(told)):
+        aswa.load_state_dict(change(state))
+    after = aswa.state_dict()
+    assert_same_tensors(after.pop("averaged"), before.pop("averaged"))
+    assert after == before
+    aswa.load_state_dict(state)
+    assert (aswa.members, aswa.score) == (1, 0.25)
+
+
+def test_the_weights_of_a_run_that_diverged_are_resumed_as_they_are():
+    model = nn.Linear(2, 2)
+    last = LastCheckpoint(model)
+    nn.init.constant_(model.weight, math.nan)
+    with pytest.warns(UserWarning, match="counts as worse"):
+        last.update(lambda: math.nan)
+    resumed = LastCheckpoint(nn.Linear(2, 2))
+    resumed.load_state_dict(last.state_dict())
+    assert resumed.average.averaged["weight"].isnan().all()
+
+
+def test_update_is_refused_where_the_model_holds_averaged_weights():
+    model = nn.Linear(2, 2)
+    aswa, other = ASWA(model), LastCheckpoint(model)
+    aswa.update(lambda: 0.5)
+    for strategy in (aswa, other):
+        with aswa.swapped(), pytest.raises(RuntimeError, match=r"update\(\) was called inside swapped\(\)"):
+            strategy.update(lambda: 0.6)
+    with aswa.swapped(), aswa.swapped():
+        pass
+    other.update(lambda: 0.6)
+    assert len(aswa.trajectory) == len(other.trajectory) == 1
+
+
+def test_an_evaluation_that_changes_the_mode_is_put_right():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(), nn.BatchNorm1d(2))
+    model.train()
+    model[2].eval()  # frozen statistics
+    aswa = ASWA(model, batchnorm="copy")
+    for score in (0.1, 0.2):
+        aswa.update(lambda score=score: model.eval() and score)
+        assert [module.training for module in model.modules()] == [True, True, True, False]

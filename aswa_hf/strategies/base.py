@@ -109,6 +109,11 @@ class Strategy(ABC):
                 f"update() takes a function that returns the validation score, got {type(evaluate).__name__}. Pass "
                 "a score of the running model that is already known as running_score=."
             )
+        if self.average.is_in_model:
+            raise RuntimeError(
+                "update() was called inside swapped() or an evaluation, where the model holds averaged weights. Call "
+                "it where the model holds the running weights."
+            )
         if running_score is not None:
             running_score = self._agreed(running_score)
         with preserved_rng():
@@ -196,16 +201,34 @@ class Strategy(ABC):
         return self.average.nbytes + sum(part.nbytes for part in self.parts.values())
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises ValueError for a state of another model, strategy or direction."""
+        """Raises ValueError for a state of another model, strategy or direction, or one with impossible values."""
         if state.get("strategy") != self.name:
             raise ValueError(f"This is the state of strategy {state.get('strategy')!r}, expected {self.name!r}.")
+        for key, ours in self.state_dict(copy=False).items():
+            _check_value(state, key, ours)
+        try:
+            last = Trajectory.from_json(state["records"])[-1:]
+            members = sum(record.members for record in last)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"'records' of this state are damaged: {error!r}.") from None
+        # Between two decision points an average may grow, which makes its score unknown.
+        if state["members"] < members:
+            raise ValueError(f"This state has {state['members']} members, and {members} in its last record.")
+        if state["score"] is not None and repr(state["score"]) not in [repr(record.score) for record in last]:
+            raise ValueError(f"This state has the score {state['score']}, which its last record does not have.")
+        if bool(state["averaged"]) != (state["members"] > 0):
+            raise ValueError(f"This state has {state['members']} members, but {len(state['averaged'])} averages.")
         if state["greater_is_better"] != self.greater_is_better:
             raise ValueError(
                 f"This state was saved with greater_is_better={state['greater_is_better']}, this strategy has "
                 f"greater_is_better={self.greater_is_better}: their scores cannot be compared."
             )
+        # Weights that are not finite have no finite score; of a run that diverged, they are resumed as they are.
+        finite = policy.is_usable(state["score"])
         for prefix in _saved_averages(state):
-            self.average.check(state[f"{prefix}averaged"], state[f"{prefix}buffers"])
+            if f"{prefix}buffers" not in state:
+                raise ValueError(f"This state has no '{prefix}buffers', which belong to its '{prefix}averaged'.")
+            self.average.check(state[f"{prefix}averaged"], state[f"{prefix}buffers"], finite=finite and not prefix)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores a saved state. Raises ValueError, changing nothing, for a state of another model or strategy.
@@ -225,7 +248,8 @@ class Strategy(ABC):
 
     def _score(self, evaluate: Evaluate, of: str) -> float:
         """Returns the score of the weights now in the model, the same on every rank."""
-        value = evaluate()
+        with _preserved_modes(self.model):
+            value = evaluate()
         try:
             score = float(value)
         except (TypeError, ValueError):
@@ -321,6 +345,36 @@ def take_step(strategies: Iterable[Strategy]) -> None:
     """Calls `step()` of several strategies that follow the same run."""
     with uninterrupted():
         take_snapshots([update for strategy in strategies for update in strategy._after_step()])
+
+
+@contextmanager
+def _preserved_modes(model: nn.Module) -> Iterator[None]:
+    """Restores training and evaluation mode on leaving: a validation that forgets to would turn off dropout."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _check_value(state: Mapping[str, Any], key: str, ours: Any) -> None:
+    """Raises ValueError if a value of a saved state is missing, or not of the kind of our own."""
+    if key not in state:
+        # Averages beside the result are saved once there are some.
+        if not key.endswith((".averaged", ".buffers")):
+            raise ValueError(f"This state has no {key!r}.")
+        return
+    value = state[key]
+    if key == "score":
+        fits = value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
+    elif isinstance(ours, int) and not isinstance(ours, bool):
+        fits = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    else:
+        fits = isinstance(value, Mapping if isinstance(ours, Mapping) else type(ours))
+    if not fits:
+        expected = "a whole number of at least 0" if isinstance(ours, int) else f"a {type(ours).__name__}"
+        raise ValueError(f"{key!r} of this state is {value!r}. Expected {'a number' if key == 'score' else expected}.")
 
 
 def _saved_averages(state: Mapping[str, Any]) -> list[str]:
