@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
@@ -19,7 +20,7 @@ from aswa_hf.trajectory import Decision
 Metric = str | Mapping[str, float] | Callable[[Mapping[str, float]], float]
 
 # What an evaluation reports about itself, not about the model.
-_TIMINGS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+TIMINGS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 
 
 class Score:
@@ -59,9 +60,11 @@ class Score:
         """Returns the score in `metrics`."""
         for key in self.keys:
             if key not in metrics:
+                nearest = [name.removeprefix("eval_") for name in difflib.get_close_matches(key, metrics, n=3)]
                 raise ValueError(
-                    f"The metric {key!r} is not among those of the evaluation: {', '.join(sorted(metrics))}. Pass the "
-                    "name of one of these as metric=, or return this one from the evaluation."
+                    f"The metric {key!r} is not among those of the evaluation: {', '.join(sorted(metrics))}. "
+                    + (f"Did you mean {' or '.join(map(repr, nearest))}? " if nearest else "")
+                    + "Pass the name of one of these as metric=, or return this one from the evaluation."
                 )
         if isinstance(self.metric, str):
             return _number(metrics[self.keys[0]], self.keys[0])
@@ -81,7 +84,7 @@ class Score:
         renamed = {
             f"eval_{name}_{key.removeprefix('eval_')}": value
             for key, value in metrics.items()
-            if key.startswith("eval_") and not key.endswith(_TIMINGS)
+            if key.startswith("eval_") and not key.endswith(TIMINGS)
         }
         return renamed | {f"eval_{name}_{self.label}": self(metrics)}
 
@@ -285,6 +288,19 @@ def reported(known: Mapping[str, Metrics], score: Score) -> dict[str, Any]:
     for name, metrics in known.items():
         found |= score.report(metrics, name)
     return found
+
+
+def summary(name: str, strategy: Strategy, metric: str) -> str:
+    """Returns one line about a strategy at the end of a run: its snapshots and score, and the best epoch's score."""
+    records = strategy.trajectory
+    line = f"{name.upper()}: "
+    if isinstance(strategy, ASWA):
+        line += f"{strategy.members} of {len(records)} snapshots, "
+    line += f"{metric} " + ("unknown" if strategy.score is None else f"{strategy.score:.4g}")
+    scores = [r.running_score for r in records if r.running_score is not None and math.isfinite(r.running_score)]
+    if scores:
+        line += f"; best epoch {(max if strategy.greater_is_better else min)(scores):.4g}"
+    return line
 
 
 def why_empty(strategy: Strategy, metric: str, otherwise: str) -> str:

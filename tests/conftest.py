@@ -11,6 +11,9 @@ os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
 # Some virtual machines announce AMX but stop a process that uses it.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
+import sys
+
+import pytest
 import torch
 
 torch.set_num_threads(1)
@@ -24,3 +27,10 @@ LONG = ("cli", "ddp", "examples", "fsdp", "hub", "loop", "process", "resume")
 def pytest_collection_modifyitems(items):
     """Files that start processes come first: at the end they would leave a core idle."""
     items.sort(key=lambda item: not any(word in item.path.stem for word in LONG))
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(request, monkeypatch):
+    """The picture at the end of a Trainer's run takes longer than most runs here; `pictures` marks who looks at it."""
+    if "pictures" not in request.keywords and (callback := sys.modules.get("aswa_hf.trainer.callback")):
+        monkeypatch.setattr(callback, "plot_trajectories", lambda *args, **options: None)

@@ -24,9 +24,11 @@ from aswa_hf.comparison import (
     decide,
     named_factories,
     reported,
+    summary,
     why_empty,
 )
-from aswa_hf.run_folder import checkpoint_folder, commit_checkpoint, write_trajectory
+from aswa_hf.plotting import plot_trajectories
+from aswa_hf.run_folder import PICTURE, checkpoint_folder, commit_checkpoint, write_trajectory
 from aswa_hf.strategies import Strategy, take_step
 from aswa_hf.trainer.files import (
     check_before_loading,
@@ -43,12 +45,14 @@ from aswa_hf.trainer.files import (
 from aswa_hf.trainer.hub import check_token, describe_run, push_at_end, replace_card, repository_of
 from aswa_hf.trainer.options import (
     check_every,
+    check_metric_exists,
     check_trainer_supported,
     choose_direction,
     choose_metric,
     datasets_of_metric,
     followed_strategy,
     order_callbacks,
+    refuse_second,
     silenced,
     steps_to_first_decision,
 )
@@ -160,7 +164,9 @@ class ASWACallback(TrainerCallback):
         trainer = self._bound()
         if state is not trainer.state:
             raise RuntimeError("This ASWACallback is bound to another trainer. Bind it to the one that trains.")
+        refuse_second(trainer, self)
         self.bind(trainer)  # arguments and datasets may have changed since
+        check_metric_exists(self.score, trainer)
         if self.push_to_hub and trainer.is_world_process_zero():
             check_token(args)
         if not state.is_hyper_param_search:  # whose trials have folders of their own
@@ -248,7 +254,7 @@ class ASWACallback(TrainerCallback):
     ) -> None:
         self._decide_if_missed(state)
         if self.apply is not None:
-            self._apply(state, self.strategies[self.apply])
+            self._apply(self.apply, shown=self.writes_history and state.is_world_process_zero)
         if args.should_save and self.writes_history:
             self._write_history(args)
         repo_id = repository_of(self.push_to_hub, args)
@@ -271,6 +277,12 @@ class ASWACallback(TrainerCallback):
         except OSError as error:
             # The weights are in the model: a full disk must not lose them.
             logger.warning(f"The history of the run could not be written: {error}")
+        try:
+            trajectories = {name: strategy.trajectory for name, strategy in self.strategies.items()}
+            if any(trajectories.values()):
+                plot_trajectories(trajectories, Path(args.output_dir) / PICTURE, metric=self.score.label)
+        except Exception as error:  # matplotlib may have any reason, and the run has ended well
+            logger.warning(f"{PICTURE} could not be drawn: {type(error).__name__}: {error}")
 
     # ---- called after all other callbacks, because one of them may request an evaluation or a checkpoint ----
 
@@ -373,13 +385,16 @@ class ASWACallback(TrainerCallback):
         if args.ddp_broadcast_buffers is not False:
             broadcast_from_rank_0(persistent_buffers(self._bound().model).values())
 
-    def _apply(self, state: TrainerState, strategy: Strategy) -> None:
+    def _apply(self, name: str, *, shown: bool) -> None:
+        strategy = self.strategies[name]
         if strategy.members == 0:
             reason = why_empty(strategy, self.score.label, f"the run had no decision point with every={self.every!r}")
-            logger.warning(f"The {self.apply} ensemble is empty: {reason}. The running weights stay in the model.")
+            logger.warning(f"The {name} ensemble is empty: {reason}. The running weights stay in the model.")
             return
         strategy.apply()
-        logger.info(f"The model now holds the {self.apply} weights, {self.score.label} {strategy.score}.")
+        if shown:
+            # By default this level is the lowest one that is shown.
+            logger.warning(summary(name, strategy, self.score.label))
 
     # ---- setup ----
 

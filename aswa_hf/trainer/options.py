@@ -11,7 +11,7 @@ from transformers.trainer_callback import DefaultFlowCallback, ProgressCallback
 from transformers.trainer_utils import IntervalStrategy, has_length
 
 from aswa_hf._utils.checks import is_whole_number
-from aswa_hf.comparison import Metric, Score
+from aswa_hf.comparison import TIMINGS, Metric, Score
 
 
 def check_trainer_supported(trainer: Trainer, every: str | int, strategies: Iterable[str]) -> None:
@@ -40,6 +40,29 @@ def check_trainer_supported(trainer: Trainer, every: str | int, strategies: Iter
             f"metric_for_best_model={trainer.args.metric_for_best_model!r} needs a decision at every evaluation, but "
             f"with every={every!r} and eval_strategy={trainer.args.eval_strategy.value!r} there are evaluations "
             "without one. Use every='evaluation'."
+        )
+
+
+def check_metric_exists(score: Score, trainer: Trainer) -> None:
+    """Raises ValueError for a metric that no evaluation of the trainer will have, where that is known."""
+    own = any(getattr(type(trainer), name) is not getattr(Trainer, name) for name in ("evaluate", "evaluation_loop"))
+    if own or trainer.compute_metrics is not None:
+        return
+    if missing := [key for key in score.keys if not key.endswith(("loss", *TIMINGS))]:
+        name = missing[0].removeprefix("eval_")
+        raise ValueError(
+            f"The metric {name!r} will not be among those of the evaluation: the Trainer has no compute_metrics, and "
+            f"reports only the loss. Pass a compute_metrics that returns {name!r} to the Trainer, or metric='loss'."
+        )
+
+
+def refuse_second(trainer: Trainer, callback: TrainerCallback) -> None:
+    """Raises ValueError if the trainer has another callback of this kind, or this one twice."""
+    same = [other for other in trainer.callback_handler.callbacks if isinstance(other, type(callback))]
+    if len(same) > 1:
+        raise ValueError(
+            f"The Trainer has {len(same)} of {type(callback).__name__}, which would overwrite each other's files. Add "
+            "it once: one callback follows several strategies (strategies=…)."
         )
 
 

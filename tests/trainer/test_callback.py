@@ -428,3 +428,54 @@ def test_strategies_are_built_with_the_options_given_by_name(tmp_path):
     assert built["dense-aswa"].segment.every == 2
     assert (built["ema"].decay, built["ema"].warmup) == (0.5, True)
     assert (built["swa"].start, built["swa"].members) == (1, 1)
+
+
+# The end of a run
+
+
+@pytest.mark.pictures
+def test_a_run_ends_with_a_line_and_a_picture(tmp_path, caplog):
+    trainer = make_trainer("conv", tmp_path, compute_metrics=scripted(0.5, 0.75, 0.8, 0.6, 0.7), num_train_epochs=3)
+    callback = with_aswa(trainer, metric="accuracy")
+    with caplog.at_level(logging.WARNING, "aswa_hf"):
+        trainer.train()
+    # 0.5 begins, 0.75 and then 0.8 as the look-ahead; 0.6 and 0.7 are worse.
+    assert [d.value for d in callback.strategies["aswa"].trajectory.decisions] == ["init", "soft", "reject"]
+    assert "ASWA: 2 of 3 snapshots, accuracy 0.8; best epoch 0.75" in caplog.messages
+    assert (tmp_path / "trajectory.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.pictures
+def test_a_picture_that_cannot_be_drawn_does_not_end_a_finished_run(tmp_path, monkeypatch, caplog):
+    def fails(*args, **options):
+        raise RuntimeError("no fonts")
+
+    monkeypatch.setattr("aswa_hf.trainer.callback.plot_trajectories", fails)
+    callback = with_aswa(trainer := make_trainer("conv", tmp_path, num_train_epochs=1))
+    trainer.train()
+    assert "trajectory.png could not be drawn: RuntimeError: no fonts" in caplog.messages
+    assert callback.strategies["aswa"].members == 1
+
+
+def test_a_metric_that_cannot_exist_is_found_before_training(tmp_path):
+    trainer = make_trainer("conv", tmp_path, compute_metrics=None)
+    with_aswa(trainer, metric="accuracy")
+    with pytest.raises(ValueError, match=r"'accuracy' will not be among .* no compute_metrics.*or metric='loss'"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+def test_a_mistyped_metric_is_told_with_the_nearest_names(tmp_path):
+    with_aswa(trainer := make_trainer("conv", tmp_path, num_train_epochs=1), metric="acuracy")
+    with pytest.raises(ValueError, match=r"'eval_acuracy' is not among .*Did you mean 'accuracy'\?"):
+        trainer.train()
+
+
+def test_a_second_callback_is_refused(tmp_path):
+    trainer = make_trainer("conv", tmp_path, num_train_epochs=1)
+    callback = with_aswa(trainer)
+    trainer.add_callback(callback)
+    with pytest.raises(ValueError, match=r"has 2 of ASWACallback.*Add it once"):
+        trainer.train()
+    trainer.remove_callback(callback)
+    trainer.train()
