@@ -70,13 +70,7 @@ class Config:
     architectures: list[str] | None = None
     architecture: str | None = None
     auto_map: dict[str, Any] | None = None
-
-
-@dataclass
-class WeightsIndex:
-    """The schema of model.safetensors.index.json."""
-
-    weight_map: dict[str, str]
+    dtype: str | None = None
 
 
 @dataclass

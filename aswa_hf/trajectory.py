@@ -155,7 +155,7 @@ class _SavedRecord:
 @dataclass
 class _History:
     records: list[_SavedRecord]
-    alphas: list[float] = field(default_factory=list)
+    alphas: list[float]
 
 
 @dataclass

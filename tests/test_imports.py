@@ -184,6 +184,16 @@ def test_the_command_line_answers_without_loading_torch():
     assert run.stdout.strip() == "[]"
 
 
+def test_predictions_load_neither_the_trainer_nor_datasets():
+    heavy = ("datasets", "timm", "peft", "sklearn", "matplotlib", "transformers.trainer")
+    code = (
+        "import sys; from aswa_hf.kge import LinkPredictor, Query, answer_query; "
+        f"print([name for name in {heavy!r} if name in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert run.stdout.strip() == "[]"
+
+
 def test_every_public_name_is_found():
     import aswa_hf
 

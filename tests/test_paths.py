@@ -37,7 +37,10 @@ def test_an_index_that_names_a_file_elsewhere_is_refused_by_every_use(name, run,
         json.dumps({"metadata": {}, "weight_map": dict.fromkeys(tensors, name)})
     )
     for call in uses(folder, tmp_path / "out").values():
-        with pytest.raises(ValueError, match=r"index\.json: '.*' is in .*\. Expected the name of a file in the same"):
+        with pytest.raises(
+            ValueError,
+            match=r"index\.json: ('.*' is in .*\. Expected the name of a file in the same|.*, expected a string)",
+        ):
             call()
     assert not (tmp_path / "out").exists()
 

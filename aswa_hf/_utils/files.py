@@ -153,7 +153,7 @@ def _find(content: Any, place: tuple[int | str, ...]) -> tuple[str, Any, int]:
     """The field at a place, as text, its value and depth; pydantic adds names of types, which are left out."""
     field, depth = "", 0
     for step in place:
-        if isinstance(step, int) and isinstance(content, list):
+        if isinstance(step, int) and isinstance(content, list) and step < len(content):
             field += f"[{step}]"
         elif isinstance(content, dict) and step in content:
             field += f".{step}" if field else str(step)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from aswa_hf._utils.files import read_object
+from aswa_hf._utils.files import read_json
 
 INDEX = "*.safetensors.index.json"
+
+
+@dataclass
+class WeightsIndex:
+    """The schema of model.safetensors.index.json."""
+
+    weight_map: dict[str, str] = field(default_factory=dict)
 
 
 def check_inside(folder: Path) -> None:
@@ -16,15 +24,15 @@ def check_inside(folder: Path) -> None:
     allowed = [root, *(parent.parent / "blobs" for parent in root.parents if parent.name == "snapshots")]
     for path in sorted(folder.iterdir()):
         if path.is_symlink() and not path.is_dir():
-            target = path.resolve()
+            try:
+                target = path.resolve()
+            except RuntimeError:
+                raise ValueError(f"{path} is a symbolic link that leads back to itself.") from None
             if not any(target.is_relative_to(place) for place in allowed):
                 raise ValueError(f"{path} is a symbolic link out of its folder, to {target}. Copy the file there.")
     for index in sorted(folder.glob(INDEX)):
-        shards = read_object(index).get("weight_map", {})
-        if not isinstance(shards, dict):
-            raise ValueError(f"{index}: 'weight_map' must map tensors to files, got a {type(shards).__name__}.")
-        for tensor, name in shards.items():
-            if not isinstance(name, str) or name in ("", "..") or Path(name).name != name:
+        for tensor, name in read_json(index, WeightsIndex).get("weight_map", {}).items():
+            if name in ("", "..") or Path(name).name != name:
                 raise ValueError(
                     f"{index}: {tensor!r} is in {name!r}. Expected the name of a file in the same folder."
                 )

@@ -40,8 +40,11 @@ def load_model(checkpoint: Checkpoint) -> Any:
         return checkpoint.state_dict()
     try:
         model, about = load.from_pretrained(folder, output_loading_info=True, use_safetensors=True)
-    except RuntimeError as error:  # tensors of other shapes
-        raise ValueError(f"The model in {folder} cannot be loaded: {' '.join(str(error).split())}") from None
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # of many kinds, by what the files hold
+        reason = " ".join(str(error).split())
+        raise ValueError(f"The model in {folder} cannot be loaded: {type(error).__name__}: {reason}") from None
     for what in ("missing", "unexpected"):
         if names := sorted(about[f"{what}_keys"]):
             raise ValueError(f"{folder} does not hold the weights of {type(model).__name__}: {names[0]!r} is {what}.")
@@ -53,6 +56,8 @@ def evaluate_images(run: Path, split: str, dataset: str | None = None) -> dict[s
     check_choice("--split", split, SPLITS)
     checkpoint = checkpoint_in(run)
     checkpoint.check_finite()
+    if not (run / CONFIG).is_file():
+        raise ValueError(f"{run} has no {CONFIG}: its model cannot be loaded.")
     known = find_evaluation([run], dataset)
     if known is None:
         raise ValueError(f"{run} is not a run of `aswa-hf train`: its dataset is unknown.")

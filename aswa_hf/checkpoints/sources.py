@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aswa_hf._utils.files import read_json, refuse_mistyped
-from aswa_hf._utils.paths import check_inside
+from aswa_hf._utils.paths import WeightsIndex, check_inside
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.checkpoints.tensors import UNSHARDED, Checkpoint, check_same_tensors, read_checkpoint
 from aswa_hf.run_folder import (
@@ -21,7 +21,6 @@ from aswa_hf.run_folder import (
     TRAINER_STATE,
     TRAJECTORY,
     WEIGHTS,
-    WeightsIndex,
     checkpoint_damage,
     checkpoint_step,
     checkpoints,
@@ -124,7 +123,7 @@ def checkpoint_in(folder: Path, name: str | None = None) -> Checkpoint:
     place = {"step": state.get("global_step", number), "epoch": state.get("epoch")}
     checkpoint = read_checkpoint(name or folder.resolve().name, files, index, folder=folder, **place)
     if index is not None:
-        for tensor, file in read_json(index, WeightsIndex)["weight_map"].items():
+        for tensor, file in read_json(index, WeightsIndex).get("weight_map", {}).items():
             if tensor not in checkpoint.tensors or checkpoint.tensors[tensor].file.name != file:
                 raise ValueError(f"{folder / file} has no tensor {tensor!r}, which {index} lists.")
     return checkpoint
@@ -148,7 +147,9 @@ def _weights(folder: Path) -> tuple[list[Path], Path | None]:
             return [folder / name], None
     indices = sorted(folder.glob("*.safetensors.index.json"))
     if indices:
-        shards = [folder / name for name in sorted(set(read_json(indices[0], WeightsIndex)["weight_map"].values()))]
+        shards = [
+            folder / name for name in sorted(set(read_json(indices[0], WeightsIndex).get("weight_map", {}).values()))
+        ]
         if missing := next((shard for shard in shards if not shard.is_file()), None):
             raise ValueError(f"{missing} is missing, which {indices[0]} lists. Copy or download it again.")
         return shards, indices[0]

@@ -12,7 +12,7 @@ import typer
 from aswa_hf._utils.checks import check_choice
 from aswa_hf.cli.options import loading
 from aswa_hf.cli.query import BEAM, TNORM, TNORMS, TRUTH, TRUTHS
-from aswa_hf.experiments.settings import ImageRun, read_run
+from aswa_hf.experiments.settings import ImageRun, read_run, read_settings
 from aswa_hf.run_folder import SETTINGS
 
 if TYPE_CHECKING:
@@ -78,13 +78,20 @@ def evaluate(
             metrics = evaluate_images(Path(model), split, dataset)
         _show(metrics, as_json)
         return
+    own = dataset is None and run is not None  # then its size is known too
     if dataset is None and run is not None:
         dataset = run.dataset
     if dataset is None and (queries is None or not _is_file(queries)):
         raise ValueError("Give the graph with --dataset: a folder of triples, countries, or a Hub dataset.")
     names = [] if strategies is None else list(dict.fromkeys(name.strip() for name in strategies.split(",")))
     with loading(model):
-        from aswa_hf.experiments.evaluation import check_strategies, each_strategy, strategy_weights
+        from aswa_hf.experiments.evaluation import (
+            check_sizes,
+            check_strategies,
+            each_strategy,
+            sizes_of,
+            strategy_weights,
+        )
         from aswa_hf.kge import LinkPredictor, evaluate_link_prediction, evaluate_queries, load_kg
 
         if names:
@@ -92,6 +99,8 @@ def evaluate(
         if queries is not None and not _is_file(queries):
             _shapes(queries)
         kg = None if dataset is None else load_kg(dataset)
+        if kg is not None and own:
+            check_sizes(sizes_of(read_settings(settings)), str(dataset), {split: len(kg[split]) for split in kg})
         predictor = LinkPredictor.from_pretrained(model, kg=kg)
     query_set = None if queries is None else _queries(queries, kg, per_shape, seed)
 
@@ -157,7 +166,8 @@ def _progress(items: Iterable[str], what: str, total: int) -> Iterable[str]:
     from rich.console import Console
     from rich.progress import track
 
-    return track(items, what, total=total, transient=True, console=Console(stderr=True))
+    console = Console(stderr=True)
+    return track(items, what, total=total, transient=True, console=console, disable=not console.is_terminal)
 
 
 def _table(rows: dict[str, dict[str, float]], title: str = "") -> str:

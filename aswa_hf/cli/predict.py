@@ -29,10 +29,14 @@ def predict(
     if relation is None or (head is None) == (tail is None):
         raise ValueError("Give --head and --relation to predict tails, or --relation and --tail to predict heads.")
     with loading(model):
-        from aswa_hf.kge.data import load_kg
-        from aswa_hf.kge.predict import LinkPredictor
+        from aswa_hf.kge import LinkPredictor
 
-        predictor = LinkPredictor.from_pretrained(model, kg=load_kg(known) if known else None)
+        kg = None
+        if known:
+            from aswa_hf.kge import load_kg
+
+            kg = load_kg(known)
+        predictor = LinkPredictor.from_pretrained(model, kg=kg)
     answers = predictor.predict(head, relation, tail, k=k, exclude_known=known is not None)
     if as_json:
         typer.echo(answers.to_json(orient="records"))

@@ -60,11 +60,16 @@ def find_evaluation(folders: Sequence[Path | None], dataset: str | None = None) 
                     f"{_identity(settings[0].get(name))}: the data of one cannot evaluate the other. Give an "
                     "evaluation function instead."
                 )
-    sizes = {split: size for split, size in settings[0]["dataset"].items() if isinstance(size, int)}
+    sizes = sizes_of(settings[0])
     source = dataset or first.dataset
     if isinstance(first, ImageRun):
         return _images(first, sizes, source)
     return _link_prediction(folders[0], first, sizes, source)
+
+
+def sizes_of(settings: Mapping[str, Any]) -> dict[str, int]:
+    """The number of examples of each split that a run was trained and evaluated on."""
+    return {split: size for split, size in settings["dataset"].items() if isinstance(size, int)}
 
 
 def _identity(value: Any) -> Any:
@@ -85,7 +90,7 @@ def _model_type(folder: Path | None) -> Any:
     return read_config(path).get("model_type") if path is not None and path.is_file() else None
 
 
-def _check_sizes(expected: Mapping[str, int], source: str, sizes: Mapping[str, int]) -> None:
+def check_sizes(expected: Mapping[str, int], source: str, sizes: Mapping[str, int]) -> None:
     """Raises ValueError if the data are not those of the run."""
     known = {split: expected.get(split, sizes[split]) for split in sizes}
     if known != dict(sizes):
@@ -108,7 +113,7 @@ def _link_prediction(folder: Path | None, run: KGERun | None, expected: Mapping[
         raise ValueError(
             f"The graph of the run could not be loaded; give it with --dataset (dataset=). {error}"
         ) from None
-    _check_sizes(expected, source, {split: len(kg[split]) for split in kg})
+    check_sizes(expected, source, {split: len(kg[split]) for split in kg})
     vocab = KGVocab.from_pretrained(folder or "")
     if (vocab.entities, vocab.relations) != (kg.vocab.entities, kg.vocab.relations):
         raise ValueError(f"{source!r} has other entities or relations than the checkpoints were trained on.")
@@ -132,7 +137,7 @@ def _images(run: ImageRun, expected: Mapping[str, int], source: str) -> Evaluati
         raise ValueError(
             f"The images of the run could not be loaded; give them with --dataset (dataset=). {error}"
         ) from None
-    _check_sizes(expected, source, {split: len(rows) for split, rows in splits.items()})
+    check_sizes(expected, source, {split: len(rows) for split, rows in splits.items()})
     images = {
         split: ImageTensors(rows, size=run.image_size, augment=split == "train" and bool(run.augment))
         for split, rows in splits.items()

@@ -32,6 +32,7 @@ from aswa_hf.run_folder import (
     WEIGHTS,
     WEIGHTS_INDEX,
     checkpoints,
+    read_config,
     write_json,
     write_trajectory,
 )
@@ -282,7 +283,11 @@ def _timm_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
     options = {"num_classes": config.get("num_classes"), **(config.get("model_args") or {})}
     with preserved_rng():
-        model = timm.create_model(config["architecture"], **options)
+        try:
+            model = timm.create_model(config["architecture"], **options)
+        except Exception as error:  # of many kinds, by what the config says
+            reason = f"{type(error).__name__}: {error}"
+            raise ValueError(f"The model of {CONFIG} cannot be built: {config['architecture']}, {reason}") from None
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
@@ -306,15 +311,15 @@ def _check_vocabulary(run: Path, config: Mapping[str, Any]) -> None:
 
     vocab = KGVocab.from_pretrained(run)
     for what, labels in (("entities", vocab.entities), ("relations", vocab.relations)):
-        if len(labels) != config[f"num_{what}"]:
+        if len(labels) != (expected := config.get(f"num_{what}")):
             raise ValueError(
-                f"{run / what}.json has {len(labels)} labels, the model {config[f'num_{what}']} {what}: they do not "
-                "belong together. Save both again."
+                f"{run / what}.json has {len(labels)} labels, the model {expected} {what}: they do not belong "
+                "together. Save both again."
             )
 
 
 def _read_if_there(path: Path) -> dict[str, Any]:
-    return read_object(path) if path.exists() else {}
+    return read_config(path) if path.exists() else {}
 
 
 def last_checkpoint(run: Path) -> Path:

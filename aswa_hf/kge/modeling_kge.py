@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
@@ -90,9 +89,11 @@ class KGEModel(PreTrainedModel):
         options = {"use_safetensors": True, **options, "ignore_mismatched_sizes": True}  # they are refused below
         try:
             model, info = super().from_pretrained(*args, output_loading_info=True, **options)
-        except (RuntimeError, SafetensorError) as error:
+        except (OSError, ValueError):
+            raise
+        except Exception as error:  # of many kinds, by what the files hold
             reason = " ".join(str(error).split())
-            raise ValueError(f"The weights of {args[0]} cannot be loaded: {reason}") from error
+            raise ValueError(f"The model in {args[0]} cannot be loaded: {reason}") from error
         problems = [f"{name!r} is missing" for name in info["missing_keys"]]
         problems += [f"{name!r} is unexpected" for name in info["unexpected_keys"]]
         for name, found, expected in info["mismatched_keys"]:

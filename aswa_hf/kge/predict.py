@@ -16,12 +16,14 @@ from aswa_hf._utils.files import refuse_mistyped
 from aswa_hf._utils.paths import check_inside
 from aswa_hf._utils.tensors import read_header
 from aswa_hf.kge.configuration_kge import KGEConfig
-from aswa_hf.kge.data import KGVocab, KnowledgeGraph
 from aswa_hf.kge.modeling_kge import KGEModel
+from aswa_hf.kge.vocab import KGVocab
 from aswa_hf.run_folder import CONFIG, WEIGHTS, read_config
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
+
+    from aswa_hf.kge.data import KnowledgeGraph
 
 Labels = str | Sequence[str]
 
@@ -53,7 +55,10 @@ class LinkPredictor:
         if Path(path_or_repo).is_dir():
             check_inside(Path(path_or_repo))
         try:
-            kind = read_config(Path(cached_file(path_or_repo, CONFIG, **options))).get("model_type")
+            config = cached_file(path_or_repo, CONFIG, **options)
+            if config is None:
+                raise FileNotFoundError(f"there is no {CONFIG} in it")
+            kind = read_config(Path(config)).get("model_type")
             if kind not in (None, KGEConfig.model_type):
                 raise ValueError(
                     f"{path_or_repo} contains a model of type {kind!r}, not a link predictor. Expected a folder or "

@@ -134,6 +134,8 @@ def _from_results(path: Path, content: dict[str, Any], source: Path | None = Non
         raise ValueError(
             f"{path} has no {missing[0]!r}. Expected the results.json of a run, as `aswa-hf train` writes it."
         )
+    if wrong := [key for key in ("task", "dataset", "model") if not isinstance(content[key], str)]:
+        raise ValueError(f"{path}: {wrong[0]} is {content[wrong[0]]!r}, expected a string.")
     return _run(path, content, source or path)
 
 
