@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,7 +54,12 @@ def demo(
 
     make_folder(output_dir)
     console = Console()
-    _digits(console, output_dir, epochs, model, seed)
+    try:
+        _digits(console, output_dir, epochs, model, seed)
+    except BaseException:
+        with suppress(OSError):  # a refused run leaves no empty folder
+            output_dir.rmdir()
+        raise
     _countries(console, output_dir / "countries", seed)
 
 
