@@ -296,9 +296,9 @@ def test_an_example_that_fails_is_left_out_with_a_warning(model, data, reason, h
     trainer.kg = "what other trainers call by this name"
     callback = with_aswa(trainer, metric="accuracy", push_to_hub="user/model")
     assert trainer.train().global_step == 18
-    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
-        f"The card will show no example: {reason}"
-    ]
+    result, warning = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert result.startswith("ASWA: ")
+    assert warning == f"The card will show no example: {reason}"
     assert "example" not in json.loads(files(hub)["aswa_trajectory.json"])["run"]
     assert f"| **ASWA** | **{callback.strategies['aswa'].score:.4f}** |" in files(hub)["README.md"].decode()
 
@@ -312,7 +312,8 @@ def test_a_run_that_cannot_be_described_ends_with_its_ensemble_and_a_history(tmp
     trainer = trainer_of("conv", tmp_path / "run", model=Odd())
     callback = with_aswa(trainer, metric="accuracy")
     trainer.train()
-    (message,) = caplog.messages
+    result, message = caplog.messages
+    assert result.startswith("ASWA: ")
     assert message.startswith("The card will not describe the training run: TypeError: ")
     assert "missing 1 required positional argument: 'depth'" in message
     trajectories, about = load_trajectories(tmp_path / "run" / "aswa_trajectory.json")
