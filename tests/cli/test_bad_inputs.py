@@ -14,6 +14,7 @@ from kge_graphs import random_graph
 from safetensors.torch import load_file, save_file
 
 from aswa_hf.kge import generate_queries, save_queries
+from aswa_hf.run_folder import COMMIT
 
 ASK = ["--head", "e1", "--relation", "r1", "--json"]
 COMMANDS = {
@@ -31,8 +32,9 @@ COMMANDS = {
     "report": ["report", "run", "--output", "out/report.html", "--json"],
     "push": ["push", "run", "me/model", "--dry-run", "out/repository"],
     "push-image": ["push", "image", "me/model", "--dry-run", "out/repository"],
-    "average": ["average", "run", "--strategy", "uniform", "--output-dir", "out/average", "--json"],
-    "average-aswa": ["average", "run", "--strategy", "aswa", "--output-dir", "out/average", "--json"],
+    "average": ["average", "old", "--strategy", "uniform", "--output-dir", "out/average", "--json"],
+    "average-marked": ["average", "run", "--strategy", "uniform", "--output-dir", "out/average", "--json"],
+    "average-aswa": ["average", "old", "--strategy", "aswa", "--output-dir", "out/average", "--json"],
     "average-sharded": ["average", "sharded", "plain", "--strategy", "uniform", "--output-dir", "out/average"],
 }
 # The dataset, the model, the seed and the epochs of the grid's run.
@@ -66,6 +68,8 @@ def root(tmp_path_factory):
         assert call(*train, "--output-dir", "run") == 0
         assert call(*images, "--output-dir", "image") == 0
         assert call(*COMMANDS["reproduce"]) == 0
+    # Checkpoints of older versions have no checksums.
+    shutil.copytree(root / "run", root / "old", ignore=lambda _, names: [n for n in names if n == COMMIT])
     (grid,) = (path for path in (root / "grid").iterdir() if path.is_dir())
     grid.rename(root / "grid" / "run")
     (root / "grid" / grid.name).symlink_to("run")
@@ -128,6 +132,8 @@ def failure(root, case, expected, capsys):
     lines = [line for line in complaint.splitlines() if not re.match(r"warning: |\d+ of \d+ runs are", line)]
     if "Traceback" in complaint or re.search(r"aswa-hf: unexpected \w+:", complaint):
         return f"not a message for users: {complaint[-300:]}"
+    if status == 0 and re.search(r"Skipped damaged checkpoints in (run|old): checkpoint-2 ", complaint):
+        return None  # a damaged checkpoint is left out, and named
     if status == 0:
         lines = difflib.unified_diff(expected.splitlines(), answer.splitlines(), n=0, lineterm="")
         return "another answer, and no error: " + " ".join(list(lines)[3:7])[:300] if answer != expected else None
@@ -149,14 +155,14 @@ def check(root, chosen, capsys, monkeypatch):
     assert not wrong, f"{len(wrong)} of {len(chosen)}:\n{report}"
 
 
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("always")
 def test_a_sample_of_damaged_files_is_one_line_or_has_no_effect(root, capsys, monkeypatch):
     chosen = list(cases())[:: len(list(cases())) // 150]
     check(root, chosen, capsys, monkeypatch)
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("always")
 def test_all_damaged_files_are_one_line_or_have_no_effect(root, capsys, monkeypatch):
     chosen = list(cases())
     assert len(chosen) >= 1000
