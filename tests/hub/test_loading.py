@@ -129,7 +129,7 @@ print(json.dumps({name: [error(call, f"user/{name}") for call in (LinkPredictor.
     found = json.loads(hub.run(code, "kge", *faulty))
     assert found["kge"] == ["", ""]
     loaded, histories = ({name: errors[index] for name, errors in found.items()} for index in (0, 1))
-    assert "aswa_trajectory.json" in histories["foreign"]
+    assert "aswa_trajectory.json has no 'format'." in histories["foreign"]
     assert "is not a JSON file" in histories["damaged"]
     assert "The repository user/no-3 has no aswa_trajectory.json. Expected one pushed by aswa-hf." in histories["no-3"]
     sizes = rf"The model has {len(entities)} entities .* the vocabulary {len(entities) - 1}"
