@@ -57,7 +57,7 @@ def measure_demo(folder: Path) -> str:
             f"{decisions.count('soft')} averages, started over {decisions.count('hard')} times and rejected "
             f"{decisions.count('reject')} of {len(decisions)} epochs; {members} snapshots are in the final weights.",
             "",
-            f"Accuracy (%) over seeds {SEEDS[0]} to {SEEDS[-1]} (mean ± standard deviation), all strategies shadowing "
+            f"Accuracy (%) over seeds {SEEDS[0]} to {SEEDS[-1]} (mean ± standard deviation), all strategies in "
             f"the same runs; ASWA is ahead of all others on the test images in {best} of {len(runs)} runs:",
             "",
             "| weights | validation | test | test, seed 0 |",

@@ -204,7 +204,7 @@ def distinct_groups(groups: Groups) -> Groups:
 
 
 def wins(groups: Groups, names: list[str], metric: str) -> str:
-    """How often ASWA is ahead of, level with and behind each of the others, run by run."""
+    """How often ASWA is ahead of, equal to and behind each of the others, run by run."""
     runs = [result for results in distinct_groups(groups).values() for result in results]
     counts = []
     for name in names:
@@ -214,7 +214,7 @@ def wins(groups: Groups, names: list[str], metric: str) -> str:
                 f"{name} {sum(g > 0 for g in gaps)} / {sum(g == 0 for g in gaps)} / {sum(g < 0 for g in gaps)}"
             )
     once = "; Keci, which is ComplEx here, is not counted" if len(distinct_groups(groups)) < len(groups) else ""
-    return f"ASWA is better / level / worse in {len(runs)} runs than {', '.join(counts)}{once}."
+    return f"ASWA is better / equal / worse in {len(runs)} runs than {', '.join(counts)}{once}."
 
 
 def _cells(values: Iterable[list[float]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""`aswa-hf demo`: one run on embedded data, shadowed by five strategies, and what each would have ended with."""
+"""`aswa-hf demo`: one run on embedded data, five strategies in it, and the result of each."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def demo(
 ) -> None:
     """Train a small timm model on handwritten digits and compare five ways to choose the final weights.
 
-    One training run on 200 images, soon overfitted, is shadowed by all strategies at once; 700 images are for
+    One training run on 200 images, soon overfitted, is followed by all strategies at once; 700 images are for
     validation, 897 for testing. Then a link predictor learns where the world's countries lie and answers three
     questions. Takes about a minute on two cores and needs no network.
 
