@@ -1,7 +1,8 @@
 """Keeps what the runs of `aswa-hf reproduce` measured, small enough for the repository: `collect_results.py RUNS…`.
 
-Of each run folder: `results/<task>/<run>.json`, the same for what other tables measured with its weights, and of its
-log the validation scores and decisions, a line for each epoch, as `results/logs/<run>.tsv`.
+Of each run folder: `results/<task>/<run>.json` (of runs with all strategies, `results/strategies/<run>.json`), the same
+for what other tables measured with its weights, and of its log the validation scores and decisions, a line for each
+epoch, as `results/logs/<run>.tsv`.
 """
 
 from __future__ import annotations
@@ -51,10 +52,13 @@ def collect(run: Path) -> None:
         if (run / part).is_file():
             content = json.loads((run / part).read_text(encoding="utf-8"))
             content.pop("example", None)
-            target = RESULTS / content["task"] / f"{run.name}.json"
+            task = "strategies" if run.name.endswith("-strategies") else content["task"]
+            target = RESULTS / task / f"{run.name}.json"
             target.parent.mkdir(parents=True, exist_ok=True)
             text = json.dumps(rounded(content), separators=(",", ":"), ensure_ascii=False)
             target.write_text(text + "\n", encoding="utf-8")
+    if run.name.endswith("-strategies"):
+        return
     (RESULTS / "logs").mkdir(parents=True, exist_ok=True)
     (RESULTS / "logs" / f"{run.name}.tsv").write_text(short_log(run / "train.log"), encoding="utf-8")
 

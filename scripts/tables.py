@@ -7,6 +7,8 @@ The results are those that `collect_results.py` keeps in `results/`. A table sta
     shapes [<dataset>…]             the MRR of multi-hop queries by shape, over all datasets and models
     paper <table> <dataset>         a table of the paper beside our numbers, and the differences
     decisions [<dataset>…]          what ASWA decided, and when
+    strategies                      all strategies in the same runs: test MRR or accuracy by dataset and model
+    ranks                           their mean ranks, wins and losses, and Wilcoxon's test
     weights                         the first weights of the paper's code beside ours
     hops                            the paper's way to join two hops beside ours
 
@@ -25,11 +27,13 @@ from statistics import mean, stdev
 from typing import Any
 
 from aswa_hf.reproduce.figures import paper_figures
-from aswa_hf.reproduce.tables import KGE, MODELS, TABLES, plain
+from aswa_hf.reproduce.ranks import REFERENCES, rankings
+from aswa_hf.reproduce.show import ORDER
+from aswa_hf.reproduce.tables import IMAGES, KGE, MODELS, TABLES, plain
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
-STRATEGIES = ("last", "best", "ema", "swa", "swa-all", "aswa", "fge")
+STRATEGIES = ORDER
 LABELS = {name: label for models in MODELS.values() for name, label in models.items()}
 PLACE = {"train-fit": "train", "multi-hop": "queries"}
 PAPER_EPOCHS = TABLES[KGE].epochs
@@ -45,7 +49,7 @@ def load_results(task: str, datasets: Iterable[str]) -> Groups:
     asked = {plain(name) for name in datasets}
     for path in sorted((RESULTS / task).glob("*.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
-        as_the_paper = task == "image-classification" or result["epochs"] in PAPER_EPOCHS
+        as_the_paper = task in (IMAGES, "strategies") or result["epochs"] in PAPER_EPOCHS
         if plain(result["dataset"]) in asked or (not asked and as_the_paper):
             groups[result["dataset"], result["model"]].append(result)
     order = list(LABELS)
@@ -71,6 +75,43 @@ def metric_table(task: str, metric: str, *datasets: str) -> str:
         values = {name: [score(result, name, metric) for result in results] for name in names}
         lines.append(f"| {dataset} | {LABELS[model]} | {' | '.join(_cells(values.values()))} |")
     return "\n".join([*lines, "", wins(groups, names, metric)])
+
+
+def strategies_table() -> str:
+    """The mean test score of all strategies over seeds, the best of each row bold."""
+    groups = load_results("strategies", ())
+    names = strategies_of(groups)
+    lines = [f"| dataset | model | {' | '.join(names)} |", "| --- | --- |" + " --- |" * len(names)]
+    for (dataset, model), results in groups.items():
+        means = [[mean(score(result, name, _metric(result)) for result in results)] for name in names]
+        lines.append(f"| {dataset} | {LABELS[model]} | {' | '.join(_cells(means))} |")
+    return "\n".join(lines)
+
+
+def ranks_table() -> str:
+    """Mean ranks over pairs of dataset and model, each pair's score the mean over its seeds."""
+    groups = distinct_groups(load_results("strategies", ()))
+    rows = []
+    for (dataset, model), results in groups.items():
+        for name in strategies_of(groups):
+            ours = mean(score(result, name, _metric(result)) for result in results)
+            cell = {"dataset": dataset, "model": model, "val_ratio": None, "strategy": name}
+            rows.append({**cell, "columns": {"score": {"ours": ours}}})
+    against = " | ".join(f"{name} wins / ties / losses (p)" for name in REFERENCES)
+    lines = [f"| weights | mean rank | {against} |", "| --- | --- |" + " --- |" * len(REFERENCES)]
+    for row in rankings(rows):
+        cells = []
+        for name in REFERENCES:
+            found = row["against"].get(name)
+            p = f" ({found['p']:.3f})" if found and found["p"] is not None else ""
+            cells.append(f"{found['wins']} / {found['ties']} / {found['losses']}{p}" if found else "")
+        lines.append(f"| {row['strategy']} | {row['rank']:.2f} | {' | '.join(cells)} |")
+    runs = sum(map(len, groups.values()))
+    return "\n".join([*lines, "", f"{len(groups)} pairs of dataset and model, {runs} runs."])
+
+
+def _metric(result: Result) -> str:
+    return "accuracy" if result["task"] == IMAGES else "mrr"
 
 
 def shapes_table(*datasets: str) -> str:
@@ -262,6 +303,8 @@ OTHERS: dict[str, Callable[..., str]] = {
     "shapes": shapes_table,
     "paper": paper_table,
     "decisions": decisions_table,
+    "strategies": strategies_table,
+    "ranks": ranks_table,
     "weights": weights_table,
     "hops": hops_table,
 }
