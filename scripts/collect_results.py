@@ -1,6 +1,6 @@
 """Keeps what the runs of `aswa-hf reproduce` measured, small enough for the repository: `collect_results.py RUNS…`.
 
-Of each run folder: `results/<task>/<run>.json` (of runs with all strategies, `results/strategies/<run>.json`), the same
+Of each run folder: `results/<task>/<run>.json` (of runs with all strategies `results/strategies/<run>.json`), the same
 for what other tables measured with its weights, and of its log the validation scores and decisions, a line for each
 epoch, as `results/logs/<run>.tsv`.
 """
