@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from aswa_hf import policy
 from aswa_hf._utils.checks import check_whole_number
 from aswa_hf._utils.names import did_you_mean, parse_strategy, split_strategies
 from aswa_hf.batchnorm import default_train_batches
@@ -107,6 +108,8 @@ class WholeRunSWA(SWA):
     name = "swa-all"
 
 
+# As `apply`: the strategy that did best on validation.
+AUTO = "auto"
 NAMED: dict[str, type[Strategy]] = {**STRATEGIES, WholeRunSWA.name: WholeRunSWA}
 
 
@@ -185,11 +188,13 @@ def check_options(
     apply: str | None, factories: Iterable[str], batchnorm: Any, bn_batches: Any, flags: Mapping[str, Any]
 ) -> None:
     """Raises ValueError or TypeError for invalid options, before training begins."""
-    if apply is not None and apply not in (names := list(factories)):
+    if apply not in (None, AUTO, *(names := list(factories))):
         raise ValueError(
-            f"apply={apply!r} is not among the strategies {', '.join(names)}. Pass one of them, or None to end with "
-            "the running weights."
+            f"apply={apply!r} is not among the strategies {', '.join(names)}. Pass one of them, {AUTO!r} for the one "
+            "that does best on validation, or None to end with the running weights."
         )
+    if apply == AUTO and not names:
+        raise ValueError(f"apply={AUTO!r} needs strategies to choose from.")
     if batchnorm not in BATCHNORM_POLICIES:
         raise ValueError(f"batchnorm must be one of {', '.join(BATCHNORM_POLICIES)}, got {batchnorm!r}.")
     check_whole_number("bn_batches", bn_batches, optional=True)
@@ -301,6 +306,18 @@ def summary(name: str, strategy: Strategy, metric: str) -> str:
     if scores:
         line += f"; best epoch {(max if strategy.greater_is_better else min)(scores):.4g}"
     return line
+
+
+def chosen_strategy(apply: str | None, strategies: Mapping[str, Strategy]) -> str | None:
+    """Returns the strategy that a run ends with: `apply`, or for "auto" the first with the best validation score."""
+    if apply != AUTO:
+        return apply
+    best: str | None = None
+    for name, strategy in strategies.items():
+        score = strategies[best].score if best else None
+        if strategy.members and policy.is_better(strategy.score, score, strategy.greater_is_better):
+            best = name
+    return best
 
 
 def why_empty(strategy: Strategy, metric: str, otherwise: str) -> str:

@@ -150,6 +150,7 @@ class _SavedRecord:
     score: Number | None
     members: int
     decision: Decision
+    snapshot_score: Number | None = None
 
 
 @dataclass

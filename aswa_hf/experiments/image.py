@@ -100,7 +100,7 @@ def _train(run: ImageRun, folder: Path, resume: bool, callbacks: Sequence[Traine
         # The epoch at which the learning rate has reached SWA's.
         factories["swa"] = Named(SWA, {"start": recipe.swa_start - 1})
     callback = ASWACallback(
-        trainer, metric=run.metric, strategies=factories, apply=run.strategy_names[0], bn_batches=run.bn_batches
+        trainer, metric=run.metric, strategies=factories, apply=run.shipped, bn_batches=run.bn_batches
     )
     if run.fge:
         trainer.add_callback(SaveWeights(fge_folder / START, recipe.fge_epoch))
@@ -118,7 +118,7 @@ def _train(run: ImageRun, folder: Path, resume: bool, callbacks: Sequence[Traine
         fge_args = image_arguments(fge_folder, recipe, save_total_limit=1, **options)
         results["fge"] = _fge(model, fge_args, recipe, images, console)
         seconds["fge"] = time.perf_counter() - start
-        callback.strategies[run.strategy_names[0]].apply()
+        callback.strategies[str(callback.applied)].apply()
     about = {"recipe": run.recipe, "images": sizes, "bn_batches": run.bn_batches, "example": example}
     content = write_results(folder, callback, results, seconds, **run.describe(folder), **about)
     saved = run.strategy_names[0]

@@ -92,9 +92,7 @@ def _train(run: KGERun, folder: Path, resume: bool, callbacks: Sequence[TrainerC
     if run.eval_every > 1:
         every, args.eval_strategy = "evaluation", IntervalStrategy.STEPS
         args.eval_steps = run.eval_every * steps_per_epoch(trainer)
-    callback = ASWACallback(
-        trainer, metric=run.metric, strategies=run.strategies, apply=run.strategy_names[0], every=every
-    )
+    callback = ASWACallback(trainer, metric=run.metric, strategies=run.strategies, apply=run.shipped, every=every)
     keep_settings(run, sizes, args, checkpoint)
     results, seconds = train_and_evaluate(
         trainer, callback, checkpoint, lambda split: evaluate_link_prediction(model, kg, split), console

@@ -261,9 +261,10 @@ def train_and_evaluate(
 
 def _check_weights(callback: ASWACallback, trainer: Trainer) -> None:
     """Raises ValueError if the run has no usable weights to save."""
-    applied = str(callback.apply)
-    if callback.strategies[applied].members == 0:
-        reason = why_empty(callback.strategies[applied], callback.score.label, "the run had no decision point")
+    applied = str(callback.applied or callback.apply)
+    if callback.applied is None:
+        strategy = callback.strategies.get(applied) or next(iter(callback.strategies.values()))
+        reason = why_empty(strategy, callback.score.label, "the run had no decision point")
     elif not all(parameter.isfinite().all() for parameter in trainer.model.parameters()):
         reason = "they are not finite numbers"
     else:
@@ -302,7 +303,13 @@ def write_results(
     `about` describes the run: `model`, `dataset`, and anything else for its card.
     """
     content: dict[str, Any] = encode_number(
-        {**about, "strategies": results, "seconds": seconds, "versions": library_versions()}
+        {
+            **about,
+            "applied": callback.applied,
+            "strategies": results,
+            "seconds": seconds,
+            "versions": library_versions(),
+        }
     )
     if is_main_process():
         # A card is built from the trajectory file alone: it contains everything about the run.
@@ -311,7 +318,7 @@ def write_results(
             callback.strategies,
             metric=callback.score.label,
             greater_is_better=callback.greater_is_better,
-            applied=callback.apply,
+            applied=callback.applied,
             run=content,
         )
         trajectories = {name: strategy.trajectory for name, strategy in callback.strategies.items()}

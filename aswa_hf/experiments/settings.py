@@ -160,9 +160,14 @@ class TrainingRun:
     dataset: str = setting("The data to train on.")
     model: str = setting("The model to train.")
     strategies: tuple[str, ...] = setting(
-        "Strategies to compare, also with options, ema(decay=0.9995); the weights of the first are saved.",
+        "Strategies to compare, also with options, ema(decay=0.9995).",
         DEFAULT_STRATEGIES,
         choices=STRATEGIES,
+    )
+    apply: str | None = setting(
+        "Strategy whose weights are saved (default: the first); auto is the best on validation.",
+        None,
+        choices=("auto", *STRATEGIES),
     )
     seed: int = setting("Seed for the weights and the batches.", 0, least=0)
     keep: int = setting("Number of checkpoints to keep; one is written per tenth of the run.", 1, least=1, fixed=False)
@@ -170,6 +175,9 @@ class TrainingRun:
     def __post_init__(self) -> None:
         for one in self.settings():
             object.__setattr__(self, one.name, one.check(getattr(self, one.name)))
+        if self.apply not in (None, "auto", *self.strategy_names):
+            expected = ", ".join(["auto", *self.strategy_names])
+            raise SettingError("apply", f"must be one of the strategies of the run ({expected}), got {self.apply!r}.")
 
     @classmethod
     def settings(cls) -> Iterator[Setting]:
@@ -205,6 +213,11 @@ class TrainingRun:
         return [parse_strategy(text)[0] for text in self.strategies]
 
     @property
+    def shipped(self) -> str:
+        """The strategy whose weights are saved, or "auto"."""
+        return self.apply or self.strategy_names[0]
+
+    @property
     def name(self) -> str:
         """The default name of the run's folder."""
         return "-".join([self.dataset_name.lower().replace("/", "-"), self.model, str(self.seed)])
@@ -223,7 +236,8 @@ class TrainingRun:
         settings = self.to_settings({}, 1) | {"dataset": self.dataset_name}
         del settings["num_processes"]
         about = {"task": self.task, "dataset": self.dataset_name, "model": self.model, "seed": self.seed}
-        return about | {"epochs": settings["epochs"], "settings": settings, "command": self.command(output_dir)}
+        about |= {"epochs": settings["epochs"], "settings": settings, "command": self.command(output_dir)}
+        return about | ({"apply": self.apply} if self.apply == "auto" else {})
 
     def command(self, output_dir: str | Path) -> str:
         """The command that repeats the run."""

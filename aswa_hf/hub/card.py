@@ -37,7 +37,7 @@ LABELS = {
     "greedy": "greedy soup",
     "uniform": "uniform soup",
 }
-CHOSEN_BY_VALIDATION = ("best", "aswa", "dense-aswa", "greedy")
+CHOSEN_BY_VALIDATION = ("best", "aswa", "dense-aswa", "best-ema", "swad", "swad-max", "greedy")
 SHOWN = {"link-prediction": ("mrr", "hits@1", "hits@3", "hits@10"), "image-classification": ("accuracy",)}
 LIBRARIES = {"kge": "transformers", "timm": "timm", "peft": "peft", "transformers": "transformers", "torch": None}
 OWN_ARCHITECTURES = "_cifar"  # the end of their names

@@ -33,6 +33,7 @@ from aswa_hf.comparison import (
     Strategies,
     build_strategies,
     check_options,
+    chosen_strategy,
     decide,
     named_factories,
     why_empty,
@@ -63,6 +64,8 @@ class FitResult:
     strategies: dict[str, Strategy]
     history: list[dict[str, Any]]
     step: int
+    applied: str | None = None
+    """The strategy whose weights are in the model."""
 
     @property
     def trajectories(self) -> dict[str, Trajectory]:
@@ -225,17 +228,21 @@ def fit(
 
     model.eval()
     result = FitResult(shadows, place.history, place.step)
-    if apply is not None and shadows[apply].members == 0:
-        reason = why_empty(shadows[apply], score.label, "the run had no decision point")
-        logger.warning(f"The {apply} ensemble is empty: {reason}. The running weights stay in the model.")
+    name = chosen_strategy(apply, shadows)
+    if name is not None and shadows[name].members:
+        shadows[name].apply()
+        result.applied = name
+    elif name is not None:
+        reason = why_empty(shadows[name], score.label, "the run had no decision point")
+        logger.warning(f"The {name} ensemble is empty: {reason}. The running weights stay in the model.")
     elif apply is not None:
-        shadows[apply].apply()
+        logger.warning("No strategy has a validation score to choose by. The running weights stay in the model.")
     if root is not None and accelerator.is_main_process:
         write_trajectory(
             root,
             shadows,
             metric=score.label,
             greater_is_better=greater_is_better,
-            applied=apply,
+            applied=result.applied,
         )
     return result

@@ -16,11 +16,13 @@ from aswa_hf._utils.sharding import is_sharded
 from aswa_hf.averaging import persistent_buffers
 from aswa_hf.checkpoint import load_state, save_state
 from aswa_hf.comparison import (
+    AUTO,
     Metric,
     Score,
     Strategies,
     build_strategies,
     check_options,
+    chosen_strategy,
     decide,
     named_factories,
     reported,
@@ -78,7 +80,8 @@ class ASWACallback(TrainerCallback):
             a mapping from names to options ({"ema": {"decay": 0.9995}, "aswa": {}}), or from your own names to
             functions that build a strategy for a model. By name, SWA averages the last quarter of the run, and EMA
             has a decay of 0.999 that warms up.
-        apply: the strategy whose weights are in the model after training; None leaves the running weights.
+        apply: the strategy whose weights are in the model after training; "auto" is the one with the best validation
+            score, None leaves the running weights.
         every: when to decide: "epoch", "evaluation" (whenever the Trainer evaluates), or a number of epochs. The
             incomplete epoch at the end of a run is not a decision point.
         greater_is_better: by default as in `TrainingArguments`: False for the loss, True for anything else.
@@ -122,6 +125,8 @@ class ASWACallback(TrainerCallback):
             Score(metric)  # an invalid metric raises here, not after the first epoch
         self.every = every
         self.apply = apply
+        self.applied: str | None = None
+        """The strategy whose weights are in the model, once training has ended."""
         self.resume_from = resume_from
         self.strategies: dict[str, Strategy] = {}
         """The strategies by name; empty until training begins."""
@@ -173,7 +178,7 @@ class ASWACallback(TrainerCallback):
             lock_output(args)
         order_callbacks(trainer, self)
         self._loader: Any = None
-        self._expected, self.pushed = None, None
+        self._expected, self.pushed, self.applied = None, None, None
         self._events = 0
         self._decides = False
         self._last_metrics: tuple[int, dict[str, float]] = (-1, {})
@@ -253,8 +258,8 @@ class ASWACallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self._decide_if_missed(state)
-        if self.apply is not None:
-            self._apply(self.apply, shown=self.writes_history and state.is_world_process_zero)
+        name = chosen_strategy(self.apply, self.strategies)
+        self._apply(name, shown=self.writes_history and state.is_world_process_zero)
         if args.should_save and self.writes_history:
             self._write_history(args)
         repo_id = repository_of(self.push_to_hub, args)
@@ -263,7 +268,6 @@ class ASWACallback(TrainerCallback):
         unlock_output(args)
 
     def _write_history(self, args: TrainingArguments) -> None:
-        shipped = self.apply if self.apply and self.strategies[self.apply].members else None
         try:
             remove_pending(args.output_dir)
             write_trajectory(
@@ -271,8 +275,9 @@ class ASWACallback(TrainerCallback):
                 self.strategies,
                 metric=self.score.label,
                 greater_is_better=self.greater_is_better,
-                applied=shipped,
-                run=describe_run(self._bound(), self.strategies, self._metrics, self.score, shipped),
+                applied=self.applied,
+                run=describe_run(self._bound(), self.strategies, self._metrics, self.score, self.applied)
+                | ({"apply": AUTO} if self.apply == AUTO else {}),
             )
         except OSError as error:
             # The weights are in the model: a full disk must not lose them.
@@ -385,13 +390,20 @@ class ASWACallback(TrainerCallback):
         if args.ddp_broadcast_buffers is not False:
             broadcast_from_rank_0(persistent_buffers(self._bound().model).values())
 
-    def _apply(self, name: str, *, shown: bool) -> None:
+    def _apply(self, name: str | None, *, shown: bool) -> None:
+        if name is None:
+            if self.apply is not None:
+                logger.warning(
+                    "No strategy has a validation score to choose by. The running weights stay in the model."
+                )
+            return
         strategy = self.strategies[name]
         if strategy.members == 0:
             reason = why_empty(strategy, self.score.label, f"the run had no decision point with every={self.every!r}")
             logger.warning(f"The {name} ensemble is empty: {reason}. The running weights stay in the model.")
             return
         strategy.apply()
+        self.applied = name
         if shown:
             # By default this level is the lowest one that is shown.
             logger.warning(summary(name, strategy, self.score.label))

@@ -155,7 +155,7 @@ def test_numbers_that_are_none_and_strategies_without_weights_do_not_spoil_the_r
     found = evaluate_strategies(strategies, lambda split: {"mrr": float("nan")}, Console(quiet=True))
     assert list(found) == ["last"]
     callback = SimpleNamespace(
-        strategies=strategies, score=SimpleNamespace(label="mrr"), greater_is_better=True, apply="last"
+        strategies=strategies, score=SimpleNamespace(label="mrr"), greater_is_better=True, applied="last"
     )
     write_results(tmp_path, callback, found, {"train": 1.0}, model="linear", dataset="numbers")
     for content in (

@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,6 +26,8 @@ from transformers import BertForSequenceClassification, EarlyStoppingCallback, T
 
 from aswa_hf import ASWA, SWA, ASWACallback, Decision
 from aswa_hf.checkpoint import load_state
+from aswa_hf.comparison import chosen_strategy
+from aswa_hf.hub.card import read_card_data, render
 from aswa_hf.trajectory import load_trajectories
 
 ALL = ("aswa", "dense-aswa", "swa", "ema", "best", "last")
@@ -479,3 +482,31 @@ def test_a_second_callback_is_refused(tmp_path):
         trainer.train()
     trainer.remove_callback(callback)
     trainer.train()
+
+
+@pytest.mark.parametrize("greater_is_better", [True, False])
+def test_auto_ends_with_the_strategy_that_did_best_on_validation_and_the_card_says_so(greater_is_better, tmp_path):
+    trainer = make_trainer("conv", tmp_path, num_train_epochs=3)
+    metric = "accuracy" if greater_is_better else "loss"
+    callback = with_aswa(trainer, metric=metric, strategies=("last", "ema", "dense-aswa", "best"), apply="auto")
+    trainer.train()
+    scores = {name: strategy.score for name, strategy in callback.strategies.items()}
+    best = (max if greater_is_better else min)(scores.values())
+    assert callback.applied == next(name for name, score in scores.items() if score == best)
+    held = callback.strategies[callback.applied].average.averaged
+    assert_same_tensors({name: p.detach() for name, p in trainer.model.named_parameters()}, held)
+    content = json.loads((tmp_path / "aswa_trajectory.json").read_text())
+    assert (content["applied"], content["run"]["apply"]) == (callback.applied, "auto")
+    trainer.save_model()
+    assert "Of the 4 strategies that followed the run, " in str(render(read_card_data(tmp_path, "me/model")))
+
+
+def test_auto_passes_over_strategies_without_a_usable_score():
+    def scored(score: float | None, members: int = 1) -> SimpleNamespace:
+        return SimpleNamespace(score=score, members=members, greater_is_better=True)
+
+    strategies = {"a": scored(None), "b": scored(math.nan), "c": scored(0.9, members=0), "d": scored(0.5)}
+    assert chosen_strategy("auto", strategies | {"e": scored(0.5)}) == "d"
+    assert chosen_strategy("auto", {"a": scored(None)}) is None
+    assert chosen_strategy("a", strategies) == "a"
+    assert chosen_strategy(None, strategies) is None
