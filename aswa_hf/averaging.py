@@ -25,6 +25,8 @@ from aswa_hf._utils.sharding import as_shards, is_dtensor, local_shards, part_fo
 _CHUNK = 1 << 20
 # The models that hold averaged weights until a block ends.
 _HOLDING: WeakSet[nn.Module] = WeakSet()
+# Elements per chunk where several averages take the same weights: these stay in the cache until all have them.
+_CACHED = 1 << 19
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -130,16 +132,7 @@ class WeightAverage:
         """
         averaged, copied = self._running()
         self._check(averaged, copied)
-        matching: dict[str, Tensor] = {}
-        for name, theirs in (averaged if of is None else of.averaged).items():
-            ours = self.averaged[name]
-            if _same_kind(ours, theirs):
-                matching[name] = theirs
-            else:
-                for a, t in _pieces(ours, theirs):
-                    a.lerp_(t.to(a.device, a.dtype), weight)
-        if matching:
-            torch._foreach_lerp_([self.averaged[name] for name in matching], list(matching.values()), weight)
+        _blend_all([(self, weight)], averaged if of is None else of.averaged)
         if with_buffers:
             _copy_by_name(self.copied, copied)
 
@@ -301,13 +294,59 @@ class WeightAverage:
                 )
 
 
+@torch.no_grad()
 def take_snapshots(updates: Iterable[tuple[WeightAverage, float]]) -> None:
-    """Θ_A := Θ_A + weight · (Θ − Θ_A) for each pair of an average and a weight; a weight of 1 is Θ_A := Θ."""
+    """Θ_A := Θ_A + weight · (Θ − Θ_A) for each pair of an average and a weight; a weight of 1 is Θ_A := Θ.
+
+    The averages of one model are updated in one pass over its weights.
+    """
+    together: dict[tuple[int, bool], list[tuple[WeightAverage, float]]] = {}
     for average, weight in updates:
         if weight == 1:
             average.assign()
         else:
-            average.blend(weight, with_buffers=True)
+            together.setdefault((id(average.model), average.average_buffers), []).append((average, weight))
+    for group in together.values():
+        averaged, copied = group[0][0]._running()
+        for average, _ in group:
+            average._check(averaged, copied)
+        _blend_all(group, averaged)
+        for average, _ in group:
+            _copy_by_name(average.copied, copied)
+
+
+def _blend_all(group: Sequence[tuple[WeightAverage, float]], theirs: Mapping[str, Tensor]) -> None:
+    """Moves several averages towards the same weights, chunk by chunk: these are read from memory only once."""
+    matching = [n for n, tensor in theirs.items() if all(_same_kind(a.averaged[n], tensor) for a, _ in group)]
+    # One call for all tensors is the fastest for one average, and on an accelerator.
+    chunked = len(group) > 1 and all(theirs[name].device.type == "cpu" for name in matching)
+    for names in _batches({name: theirs[name] for name in matching}, _CACHED) if chunked else [matching]:
+        if len(names) == 1:
+            (name,) = names
+            for *ours, new in _pieces(*(a.averaged[name] for a, _ in group), theirs[name], size=_CACHED):
+                for tensor, (_, weight) in zip(ours, group, strict=True):
+                    tensor.lerp_(new, weight)
+        elif names:
+            for average, weight in group:
+                torch._foreach_lerp_([average.averaged[n] for n in names], [theirs[n] for n in names], weight)
+    for name in theirs.keys() - set(matching):
+        for *ours, new in _pieces(*(a.averaged[name] for a, _ in group), theirs[name]):
+            for tensor, (_, weight) in zip(ours, group, strict=True):
+                tensor.lerp_(new.to(tensor.device, tensor.dtype), weight)
+
+
+def _batches(tensors: Mapping[str, Tensor], size: int) -> Iterator[list[str]]:
+    """Yields names of tensors with at most `size` elements together; a larger tensor is alone."""
+    batch: list[str] = []
+    elements = 0
+    for name, tensor in tensors.items():
+        if batch and elements + tensor.numel() > size:
+            yield batch
+            batch, elements = [], 0
+        batch.append(name)
+        elements += tensor.numel()
+    if batch:
+        yield batch
 
 
 def _copy_by_name(to: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
@@ -331,14 +370,14 @@ def _same_kind(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and a.device == b.device
 
 
-def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+def _pieces(*tensors: Tensor, size: int | None = None) -> Iterator[tuple[Tensor, ...]]:
     """Yields tensors of one shape in chunks: flat views of the same elements, where the memory layout allows it."""
     # The first is ours, allocated densely: equal strides mean that the others have no gaps either.
-    first = tensors[0]
-    if first.numel() <= _CHUNK or any(tensor.stride() != first.stride() for tensor in tensors):
+    first, size = tensors[0], size or _CHUNK
+    if first.numel() <= size or any(tensor.stride() != first.stride() for tensor in tensors):
         yield tensors
         return
-    flat = (tensor.as_strided((tensor.numel(),), (1,)).split(_CHUNK) for tensor in tensors)
+    flat = (tensor.as_strided((tensor.numel(),), (1,)).split(size) for tensor in tensors)
     yield from zip(*flat, strict=True)
 
 

@@ -3,11 +3,12 @@
     python benchmarks/averaging.py
     python benchmarks/averaging.py --sizes 25M --repeats 50 --threads 1 --json averaging.json
 
-Measured: `WeightAverage.blend` and `EMA.step` (an update), entering and leaving `WeightAverage.lookahead` and
-`WeightAverage.swapped` (averaged weights in the model, then the running ones again), on the weights of a transformer:
-a few matrices and many short vectors. The peers are the updates of `torch.optim.swa_utils.AveragedModel` and
-`timm.utils.ModelEmaV3`; the limit is `lerp_` and `copy_` over one flat tensor of the same size. On a busy machine the
-figures say little: every tensor of more than 32768 elements waits for all threads.
+Measured: `WeightAverage.blend`, `EMA.step` and `DenseASWA.step` (an update), a step of all strategies together,
+entering and leaving `WeightAverage.lookahead` and `WeightAverage.swapped` (averaged weights in the model, then the
+running ones again), on the weights of a transformer: a few matrices and many short vectors. The peers are the updates
+of `torch.optim.swa_utils.AveragedModel` and `timm.utils.ModelEmaV3`; the limit is `lerp_` and `copy_` over one flat
+tensor of the same size. On a busy machine the figures say little: every tensor of more than 32768 elements waits for
+all threads.
 """
 
 from __future__ import annotations
@@ -38,10 +39,12 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.profiler import ProfilerActivity, profile
 from tqdm import tqdm
 
-from aswa_hf import EMA, WeightAverage
+from aswa_hf import EMA, DenseASWA, WeightAverage
+from aswa_hf.strategies import STRATEGIES, take_step
 
 AIM_TIMES_LIMIT, AIM_FROM = 1.3, 25_000_000
 AIM_COPIES = 2.0
+AIM_TOGETHER = 1.2
 DECAY = 0.999
 WEIGHT = 0.25
 LEGEND = """\
@@ -118,6 +121,11 @@ def our_rows(model: nn.Module) -> list[Row]:
         strategy.step()
         return strategy.step
 
+    def dense_step() -> Operation:
+        strategy = DenseASWA(model)
+        strategy.step()
+        return strategy.step
+
     def lookahead() -> Operation:
         average = started()
         return lambda: enter_and_leave(average.lookahead(WEIGHT))
@@ -129,9 +137,25 @@ def our_rows(model: nn.Module) -> list[Row]:
     return [
         Row("WeightAverage.blend", blend, "ours", UPDATE),
         Row("EMA.step", ema_step, "ours", UPDATE),
+        Row("DenseASWA.step", dense_step, "ours", UPDATE),
         Row("WeightAverage.lookahead, in and out", lookahead, "ours", LOOKAHEAD),
         Row("WeightAverage.swapped, in and out", swapped, "ours", SWAP),
     ]
+
+
+def together_rows(model: nn.Module) -> list[Row]:
+    """A step of all strategies together, and of each one alone; SWA and others that take no steps cost nothing."""
+    strategies = [kind(model) for kind in STRATEGIES.values()]
+    take_step(strategies)
+    averages = len({id(average) for strategy in strategies for average, _ in strategy._after_step()})
+    together = Row(
+        f"a step of {len(strategies)} strategies, {averages} averages", lambda: lambda: take_step(strategies)
+    )
+    singles = [Row(f"{type(s).__name__}.step, alone", lambda s=s: s.step) for s in strategies]  # type: ignore[misc]
+    together.kind, together.limits = "together", [tuple(row.name for row in singles)]
+    for row in singles:
+        row.kind = "single"
+    return [together, *singles]
 
 
 def peer_rows(model: nn.Module, dtype: torch.dtype) -> list[Row]:
@@ -220,10 +244,10 @@ class Table:
         lines = [self.title, " " * 51 + "".join(f"{column:>9}" for column in columns)]
         for row in self.rows:
             cells = [f"{1e3 * median(row.seconds):.2f}"]
-            cells += [f"{self.times(row, limit):.2f}" for limit in row.limits]
+            cells += [f"{self.times(row, limit):.2f}" for limit in row.limits if row.kind != "together"]
             cells += [""] * (4 - len(cells))
             cells.append(f"{self.copies(median(row.faulted)):.2f}")
-            cells.append("" if row.kind == "limit" else f"{self.copies(row.peak):.2f}")
+            cells.append(f"{self.copies(row.peak):.2f}" if row.peak else "")
             lines.append(f"{row.name:51}" + "".join(f"{cell:>9}" for cell in cells).rstrip())
         return "\n".join([*lines, *(f"  {statement}" for statement in self.statements())])
 
@@ -240,6 +264,15 @@ class Table:
         for row, peer in product([row for row in ours if row.limits == UPDATE], peers):
             fastest = f"{self.times(row, [peer.name], min):.2f}x between the fastest calls"
             lines.append(f"{row.name}: {self.times(row, [peer.name]):.2f}x of {peer.name} (aim 1.0x; {fastest})")
+        for row in (row for row in self.rows if row.kind == "together"):
+            sums = self.times(row, row.limits[0]), self.times(row, row.limits[0], min)
+            averages = int(row.name.split()[-2])
+            # Each average is read and written, the weights are read once; a lerp_ moves three numbers.
+            traffic = 3 * self.times(row, ["lerp_"]) / (2 * averages + 1)
+            lines.append(
+                f"{row.name}: {sums[0]:.2f}x of the sum of single steps ({sums[1]:.2f}x between the fastest calls), "
+                f"{traffic:.2f}x of the memory traffic at the speed of lerp_ (aim {AIM_TOGETHER}x)"
+            )
         peak = self.copies(max(row.peak for row in ours))
         lines.append(f"memory: at most {peak:.2f} extra copies of the weights (aim {AIM_COPIES})")
         return lines
@@ -262,10 +295,10 @@ def run(parameters: int, dtype: torch.dtype, rounds: int, progress: tqdm) -> Tab
     parameters = sum(p.numel() for p in model.parameters())
     title = f"{str(dtype).removeprefix('torch.')} model, {parameters / 1e6:.1f} M parameters"
     progress.set_description(title)
-    rows = [*limit_rows(parameters, dtype), *our_rows(model), *peer_rows(model, dtype)]
+    rows = [*limit_rows(parameters, dtype), *our_rows(model), *together_rows(model), *peer_rows(model, dtype)]
     measure_time(rows, rounds, progress)
     for row in rows:
-        row.peak = 0 if row.kind == "limit" else peak_memory(row.start)
+        row.peak = 0 if row.kind in ("limit", "together", "single") else peak_memory(row.start)
     return Table(f"{title} in {len(list(model.parameters()))} tensors, {rounds} rounds", parameters, rows)
 
 

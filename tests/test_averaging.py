@@ -11,6 +11,7 @@ from torch import nn
 
 from aswa_hf import WeightAverage
 from aswa_hf import averaging as averaging_module
+from aswa_hf.averaging import take_snapshots
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 
@@ -332,3 +333,25 @@ def test_tensors_are_matched_by_name_when_the_model_lists_them_in_another_order(
     average.apply()
     assert model.a.tolist() == [2.0, 2.0]
     assert model.b.tolist() == [20.0, 20.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_several_averages_in_one_pass_are_those_of_single_passes_bit_for_bit(monkeypatch, dtype):
+    monkeypatch.setattr(averaging_module, "_CACHED", 500)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(30, 40), nn.BatchNorm1d(40), nn.Linear(40, 7), nn.Linear(7, 3)).to(dtype)
+    model[2].weight.data = model[2].weight.data.T.contiguous().T  # not in the usual order in memory
+    weights = (1.0, 0.5, 0.001)
+    together, alone = ([WeightAverage(model, average_buffers=n == 2) for n in range(3)] for _ in "ab")
+    for average in (*together, *alone):
+        average.assign()
+    for step in range(3):
+        with torch.no_grad():
+            for tensor in model.state_dict().values():
+                tensor.copy_(torch.randn(tensor.shape) + step)
+        take_snapshots(zip(together, weights, strict=True))
+        for average, weight in zip(alone, weights, strict=True):
+            average.assign() if weight == 1 else average.blend(weight, with_buffers=True)
+        for ours, theirs in zip(together, alone, strict=True):
+            assert all(torch.equal(tensor, theirs.averaged[name]) for name, tensor in ours.averaged.items())
+            assert all(torch.equal(tensor, theirs.copied[name]) for name, tensor in ours.copied.items())
