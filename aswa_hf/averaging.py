@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from aswa_hf._utils.distributed import broadcast_from_rank_0, world_size
+from aswa_hf._utils.fingerprints import fingerprint
 from aswa_hf._utils.sharding import as_shards, is_dtensor, local_shards, part_for, refuse_unsupported_sharding, reshard
 
 # Elements per chunk for weights whose dtype or device differs from the average's: little memory, few calls.
@@ -205,6 +206,11 @@ class WeightAverage:
         averaged, copied = self._running()
         self._check(averaged, copied)
         _copy_by_name(averaged | copied, self.averaged | self.copied)
+
+    def fingerprint(self) -> tuple[int, ...]:
+        """Returns a number for the weights and buffers now in the model; equal ones have equal numbers."""
+        averaged, copied = self._running()
+        return fingerprint((*averaged.values(), *copied.values()))
 
     def whole(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Returns the averaged and the copied tensors in the model's shapes; DTensors where the model is sharded."""

@@ -16,13 +16,16 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from aswa_hf._utils.checks import check_whole_number
-from aswa_hf._utils.distributed import in_step, mean_over_ranks
+from aswa_hf._utils.distributed import in_step, mean_over_ranks, on_every_rank
+from aswa_hf._utils.fingerprints import fingerprint
 from aswa_hf._utils.random_state import preserved_rng, rewound
-from aswa_hf._utils.sharding import computing_device, is_sharded
+from aswa_hf._utils.sharding import computing_device, is_sharded, local_shards, reshard
 
 Batches = Iterable[Any] | Callable[[], Iterable[Any]]
 Forward = Callable[[Any], Any]
 
+# For how many different weights the statistics are remembered.
+_REMEMBERED = 32
 # The attribute of BatchNorm layers that holds the default training batches.
 _DEFAULT_BATCHES = "_aswa_train_batches"
 
@@ -91,12 +94,48 @@ class Recalibration:
         self.batches = batches
         self.limit = limit
         self.forward = forward
+        self.remembers = False
+        """Whether equal weights are run only once; set where several strategies share it."""
+        self._known: dict[tuple[int, ...], list[Tensor]] = {}
+
+    def shared_by(self, other: Recalibration) -> bool:
+        """Returns whether the other one would compute the same statistics."""
+        names = ("model", "batches", "limit", "forward")
+        both_needed = self.needed and other.needed
+        return both_needed and all(getattr(self, name) is getattr(other, name) for name in names)
 
     @torch.no_grad()
     def __call__(self) -> None:
         """Replaces the statistics in the model with those of its current weights."""
         if not self.needed:
             return
+        if not self.remembers:
+            self._recompute()
+            return
+        weights = self._fingerprint()
+        if on_every_rank(weights in self._known, computing_device(self.model)):
+            for statistic, known in zip(self._recomputed(), self._known[weights], strict=True):
+                statistic.copy_(known)
+        elif self._recompute():
+            self._known[weights] = [statistic.clone() for statistic in self._recomputed()]
+            while len(self._known) > _REMEMBERED:
+                del self._known[next(iter(self._known))]
+
+    def _fingerprint(self) -> tuple[int, ...]:
+        """Returns the fingerprint of all weights and buffers but the statistics."""
+        reshard(self.model)
+        statistics = {id(buffer) for layer in _layers(self.model) for buffer in _statistics(layer)}
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        return fingerprint(
+            local_shards({str(i): tensor for i, tensor in enumerate(tensors) if id(tensor) not in statistics}).values()
+        )
+
+    def _recomputed(self) -> list[Tensor]:
+        """Returns the running means and variances (not copies)."""
+        return [statistic for layer in _layers(self.model) for statistic in _statistics(layer)[:2]]
+
+    def _recompute(self) -> bool:
+        """Runs the model on the training batches; returns whether these have reached every layer."""
         training = {module: module.training for module in self.model.modules()}
         # A layer that stays in evaluation mode while its model trains is frozen on purpose.
         self.model.train()
@@ -118,6 +157,7 @@ class Recalibration:
                 layer.momentum = momentum
             for module, mode in training.items():
                 module.training = mode
+        reached = True
         for layer, (old_mean, old_variance, old_count) in before.items():
             mean, variance, count = _statistics(layer)
             if count == 0:
@@ -125,8 +165,10 @@ class Recalibration:
                 mean.copy_(old_mean)
                 variance.copy_(old_variance)
             mean_over_ranks([mean, variance])
+            reached &= bool(count)
             # The count is of the batches that the running model was trained on.
             count.copy_(old_count)
+        return reached and len(layers) == len(_layers(self.model))
 
     def _run(self) -> None:
         source = self.batches() if callable(self.batches) else self.batches

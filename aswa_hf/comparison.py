@@ -13,8 +13,10 @@ from torch import nn
 
 from aswa_hf import policy
 from aswa_hf._utils.checks import check_whole_number
+from aswa_hf._utils.distributed import on_every_rank
 from aswa_hf._utils.names import did_you_mean, parse_strategy, split_strategies
-from aswa_hf.batchnorm import default_train_batches
+from aswa_hf._utils.sharding import computing_device
+from aswa_hf.batchnorm import Recalibration, default_train_batches
 from aswa_hf.strategies import ASWA, BATCHNORM_POLICIES, EMA, STRATEGIES, SWA, BestEMA, DenseASWA, Strategy
 from aswa_hf.trajectory import Decision
 
@@ -227,7 +229,7 @@ def build_strategies(
         EMA: {"warmup": True},
         BestEMA: {"warmup": True},
     }
-    strategies = {}
+    strategies: dict[str, Strategy] = {}
     for name, factory in factories.items():
         named = Named(factory) if isinstance(factory, type) and issubclass(factory, Strategy) else factory
         if isinstance(named, Named):
@@ -247,6 +249,11 @@ def build_strategies(
                 )
         if isinstance(strategy, SWA) and strategy.total is None:
             strategy.total, strategy.total_steps = total, total_steps
+        # Equal averages of different strategies need the same statistics.
+        for other in strategies.values():
+            ours, theirs = strategy.recalibrate, other.recalibrate
+            if isinstance(ours, Recalibration) and isinstance(theirs, Recalibration) and ours.shared_by(theirs):
+                strategy.recalibrate, theirs.remembers = theirs, True
         strategies[name] = strategy
     return strategies
 
@@ -263,14 +270,27 @@ def decide(
 ) -> dict[str, Any]:
     """Makes one decision per strategy, on the running model's metrics and evaluations of averaged weights.
 
-    Stores the metrics of each strategy's weights in `known`, and returns what to log.
+    Weights that several strategies have in common are evaluated once. Stores the metrics of each strategy's weights in
+    `known`, and returns what to log.
     """
     logs: dict[str, Any] = {}
+    measured: dict[Any, Metrics] = {}
+    if len(strategies) > 1:
+        measured = {_in_model(strategy): running for strategy in _first_of_each_model(strategies.values())}
+
+    def measure(strategy: Strategy) -> Metrics:
+        if not measured:
+            return evaluate()
+        weights = _in_model(strategy)
+        if not on_every_rank(weights in measured, computing_device(strategy.model)):
+            measured[weights] = evaluate()
+        return measured[weights]
+
     for name, strategy in strategies.items():
         evaluated: list[Metrics] = []
 
-        def score_now(found: list[Metrics] = evaluated) -> float:
-            found.append(evaluate())
+        def score_now(found: list[Metrics] = evaluated, strategy: Strategy = strategy) -> float:
+            found.append(measure(strategy))
             return score(found[-1])
 
         decision = strategy.update(score_now, score(running), step=step, epoch=epoch)
@@ -279,6 +299,15 @@ def decide(
         if isinstance(strategy, ASWA):
             logs |= {f"{name}/decision": decision.code, f"{name}/members": strategy.members}
     return reported(known, score) | logs
+
+
+def _in_model(strategy: Strategy) -> Any:
+    """Returns what identifies the weights now in the strategy's model."""
+    return id(strategy.model), strategy.average.fingerprint()
+
+
+def _first_of_each_model(strategies: Iterable[Strategy]) -> Iterable[Strategy]:
+    return {id(strategy.model): strategy for strategy in strategies}.values()
 
 
 def _metrics_of(strategy: Strategy, evaluated: Sequence[Metrics], score: Score) -> Metrics:
