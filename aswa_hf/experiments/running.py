@@ -255,6 +255,8 @@ def train_and_evaluate(
         for part in (trainer.model, trainer.processing_class):
             if part is not None:
                 part.save_pretrained(folder)
+    taken = (f"{name} {strategy.nbytes / 1e6:.1f}" for name, strategy in callback.strategies.items())
+    console.print(f"Memory of the averages in MB: {', '.join(taken)}", soft_wrap=True)
     results = evaluate_strategies(callback.strategies, evaluate, console)
     return results, {"train": trained - start, "evaluate": time.perf_counter() - trained}
 
@@ -308,6 +310,7 @@ def write_results(
             "applied": callback.applied,
             "strategies": results,
             "seconds": seconds,
+            "memory": {name: strategy.nbytes for name, strategy in callback.strategies.items()},
             "versions": library_versions(),
         }
     )
