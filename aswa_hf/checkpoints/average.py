@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aswa_hf._utils.checks import check_choice
+from aswa_hf._utils.names import parse_strategy
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.batchnorm import Batches
 from aswa_hf.checkpoints import rules
@@ -50,8 +51,10 @@ def average_checkpoints(
     >>> average_checkpoints("me/model", evaluate, "greedy", revisions=["step-100", "step-200", "main"])
 
     `checkpoints` is a folder with `checkpoint-N`, a list of checkpoint folders or safetensors files, or a Hub
-    repository (`"me/model@v1,v2"`). `strategy` is "aswa", "greedy" or "best", which call `evaluate`, or "swa" (from
-    `start` on: a number of checkpoints or a fraction), "ema" (`decay`), "uniform" or "last", which do not need it.
+    repository (`"me/model@v1,v2"`). `strategy` is "aswa", "greedy", "best" or "swad", which call `evaluate`, or "swa"
+    (from `start` on: a number of checkpoints or a fraction), "lawa" (the last five; "lawa(k=3)"), "wsm" (weights that
+    imitate a decay of the learning rate from `start` on: "wsm(schedule=cosine)", or linear, 1-sqrt), "ema" (`decay`),
+    "uniform" or "last", which do not need it.
 
     `evaluate(model)` returns the validation score of a model: a transformers model on the CPU, in evaluation mode, if
     the checkpoints have a config that names one, otherwise the state dict. `load(folder)` replaces this. Runs of
@@ -60,12 +63,12 @@ def average_checkpoints(
     BatchNorm statistics of averaged weights are recomputed on `train_batches` (at most `bn_batches` of them), if they
     are given or known, else averaged, with a warning; `batchnorm` ("recalibrate", "average", "copy") decides.
     """
-    strategy = _checked(strategy, decay, batchnorm, evaluate)
+    strategy, options = _checked(strategy, decay, batchnorm, evaluate)
     if output is not None:
         refuse_used(Path(output))
     steps = _Steps(progress)
     found = find_checkpoints(checkpoints, revisions, report=steps)
-    if strategy == "swa":
+    if strategy in ("swa", "wsm"):
         rules.first_included(start, len(found))
     known = _known_evaluation(found, strategy, dataset) if evaluate is None else None
     if known is not None:
@@ -75,14 +78,14 @@ def average_checkpoints(
     batches = train_batches if batchnorm == "recalibrate" else None
     evaluator = Evaluator(evaluate, _loading(load), batches, bn_batches, steps.evaluating)
     by_validation = strategy in BY_VALIDATION
-    look_aheads = len(found) - 1 if strategy in ("aswa", "greedy") else 0
+    look_aheads = {"aswa": len(found) - 1, "greedy": len(found) - 1, "swad": 1}.get(strategy, 0)
     steps.total = len(found) + look_aheads if by_validation else int(evaluate is not None)
     metric = metric or (known.metric if known else getattr(evaluate, "__name__", "score").strip("<>"))
     with scratch_folder(output) as scratch:
         copied = rules.unaveraged(found[0], batchnorm)
         ensemble = Ensemble(found, evaluator, scratch, copied, greater_is_better)
-        _choose(ensemble, strategy, hard_updates=hard_updates, start=start, decay=decay)
-        if not by_validation:
+        _choose(ensemble, strategy, hard_updates=hard_updates, start=start, decay=decay, **options)
+        if not by_validation or strategy == "swad":
             ensemble = _evaluate_fixed(ensemble)
         results: dict[str, dict[str, float]] = {}
         mean = ensemble.mean()
@@ -111,16 +114,17 @@ def average_checkpoints(
     return result
 
 
-def _checked(strategy: str, decay: float, batchnorm: str | None, evaluate: Any) -> str:
-    name = str(strategy).lower().removesuffix("soup").rstrip("-_ ")
+def _checked(strategy: str, decay: float, batchnorm: str | None, evaluate: Any) -> tuple[str, dict[str, Any]]:
+    name, given = parse_strategy(str(strategy).lower().removesuffix("soup").rstrip("-_ "))
     check_choice("strategy", name, RULES)
+    options = rules.checked_options(name, given)
     if not 0 <= decay < 1:
         raise ValueError(f"decay must be in [0, 1), got {decay}.")
     if batchnorm is not None:
         check_choice("batchnorm", batchnorm, BATCHNORM_POLICIES)
     if evaluate is not None and not callable(evaluate):
         raise TypeError(f"evaluate must be a function of the model, got {type(evaluate).__name__}.")
-    return name
+    return name, options
 
 
 def _known_evaluation(found: Sequence[Checkpoint], strategy: str, dataset: str | None) -> Evaluation | None:
@@ -162,15 +166,19 @@ def _loading(load: Callable[[Path], Any] | None) -> Callable[[Checkpoint], Any]:
     return lambda checkpoint: load(checkpoint.folder or checkpoint.files[0])
 
 
-def _choose(ensemble: Ensemble, strategy: str, *, hard_updates: bool, start: int | float, decay: float) -> None:
+def _choose(
+    ensemble: Ensemble, strategy: str, *, hard_updates: bool, start: int | float, decay: float, **options: Any
+) -> None:
     if strategy == "aswa":
         rules.choose_adaptively(ensemble, hard_updates=hard_updates)
     elif strategy == "greedy":
         rules.choose_greedily(ensemble)
     elif strategy == "best":
         rules.choose_best(ensemble)
+    elif strategy == "swad":
+        rules.choose_valley(ensemble, **options)
     else:
-        rules.choose_by_order(ensemble, strategy, start=start, decay=decay)
+        rules.choose_by_order(ensemble, strategy, start=start, decay=decay, **options)
     if not ensemble.members:
         raise ValueError(
             f"None of {len(ensemble.checkpoints)} checkpoints has a finite score, so there is nothing to choose from."

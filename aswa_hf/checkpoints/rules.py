@@ -2,21 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from aswa_hf import policy
+from aswa_hf._utils.checks import check_choice, check_whole_number
+from aswa_hf._utils.names import did_you_mean
 from aswa_hf.checkpoints.evaluation import Evaluator, statistics_of
 from aswa_hf.checkpoints.sources import companions
 from aswa_hf.checkpoints.tensors import Checkpoint, WeightedMean, read_checkpoint
 from aswa_hf.trajectory import Decision, Record, Trajectory
 
-BY_VALIDATION = ("aswa", "greedy", "best")
-BY_ORDER = ("swa", "ema", "uniform", "last")
+BY_VALIDATION = ("aswa", "greedy", "best", "swad")
+BY_ORDER = ("swa", "lawa", "wsm", "ema", "uniform", "last")
 RULES = (*BY_VALIDATION, *BY_ORDER)
+
+# Options that are given with the name, as in "lawa(k=3)", and their defaults.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "lawa": {"k": 5},
+    "wsm": {"schedule": "linear"},
+    "swad": {"n_converge": 3, "n_tolerance": 6, "tolerance_ratio": 0.3},
+}
+# The decays of the learning rate from 1 to 0 that WSM imitates, over the fraction of the checkpoints.
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "linear": lambda x: 1 - x,
+    "cosine": lambda x: (1 + math.cos(math.pi * x)) / 2,
+    "1-sqrt": lambda x: 1 - math.sqrt(x),
+}
+
+
+def checked_options(strategy: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns all options of a strategy; raises ValueError for one that it does not have, or outside its range."""
+    known = OPTIONS.get(strategy, {})
+    for name in given:
+        if name not in known:
+            expected = f"{did_you_mean(name, known)}Its options: {', '.join(known)}." if known else "It has none."
+            raise ValueError(f"The strategy {strategy!r} has no option {name!r}. {expected}")
+    options = known | dict(given)
+    for name in ("k", "n_converge", "n_tolerance"):
+        if name in options:
+            check_whole_number(name, options[name])
+    ratio = options.get("tolerance_ratio", 0)
+    if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not 0 <= ratio < math.inf:
+        raise ValueError(f"tolerance_ratio must be a number of at least 0, got {ratio!r}.")
+    if "schedule" in options:
+        check_choice("schedule", options["schedule"], SCHEDULES)
+    return options
 
 
 @dataclass
@@ -142,23 +178,54 @@ def choose_greedily(ensemble: Ensemble) -> None:
         ensemble.record(index, decision, own[index], lookahead)
 
 
-def choose_by_order(ensemble: Ensemble, strategy: str, *, start: int | float = 0, decay: float = 0.7) -> None:
-    """Weights that follow from the order alone: equal from `start` on, only the last, or decaying with age.
+def choose_valley(ensemble: Ensemble, *, n_converge: int, n_tolerance: int, tolerance_ratio: float) -> None:
+    """SWAD: the checkpoints in the valley of the validation loss; the last usable one if there is no valley yet."""
+    own: list[float | None] = [ensemble.own_score(index) for index in range(len(ensemble.checkpoints))]
+    first, last = policy.loss_valley(
+        own, n_converge, n_tolerance, tolerance_ratio, greater_is_better=ensemble.greater_is_better
+    )
+    if first is None:
+        first = last = max((index for index, score in enumerate(own) if policy.is_usable(score)), default=len(own))
+    _include(ensemble, range(first, len(own) if last is None else last + 1), own)
 
-    EMA is Θ_A := decay · Θ_A + (1 − decay) · Θ, from the first checkpoint on.
+
+def choose_by_order(
+    ensemble: Ensemble,
+    strategy: str,
+    *,
+    start: int | float = 0,
+    decay: float = 0.7,
+    k: int = 5,
+    schedule: str = "linear",
+) -> None:
+    """Weights that follow from the order alone: equal from `start` on, the last `k`, only the last, or a formula.
+
+    EMA is Θ_A := decay · Θ_A + (1 − decay) · Θ, from the first checkpoint on. WSM imitates the decay of the learning
+    rate from `start` on: the update before checkpoint i counts D(i/n), so the weight of i is D(i/n) − D((i + 1)/n).
     """
     total = len(ensemble.checkpoints)
-    first = total - 1 if strategy == "last" else first_included(start, total) if strategy == "swa" else 0
-    ensemble.members = []
-    for index in range(total):
-        if index < first:
-            ensemble.record(index, Decision.REJECT)
-            continue
-        ensemble.members.append(index)
-        ensemble.record(index, Decision.SOFT if len(ensemble.members) > 1 else Decision.INIT)
-    ensemble.weights = [1.0] * len(ensemble.members)
+    first = {"last": total - 1, "lawa": max(0, total - k)}.get(strategy, 0)
+    if strategy in ("swa", "wsm"):
+        first = first_included(start, total)
+    _include(ensemble, range(first, total))
     if strategy == "ema":
         ensemble.weights = [(1 - decay if i else 1.0) * decay ** (total - 1 - i) for i in range(total)]
+    elif strategy == "wsm":
+        left, count = SCHEDULES[schedule], total - first
+        ensemble.weights = [left(i / count) - left((i + 1) / count) for i in range(count)]
+
+
+def _include(ensemble: Ensemble, members: range, scores: Sequence[float | None] | None = None) -> None:
+    """Makes these checkpoints the members, with equal weights, and writes the records of all."""
+    ensemble.members = []
+    for index in range(len(ensemble.checkpoints)):
+        score = None if scores is None else scores[index]
+        if index not in members:
+            ensemble.record(index, Decision.REJECT, score)
+            continue
+        ensemble.members.append(index)
+        ensemble.record(index, Decision.SOFT if len(ensemble.members) > 1 else Decision.INIT, score)
+    ensemble.weights = [1.0] * len(ensemble.members)
 
 
 def first_included(start: int | float, total: int) -> int:

@@ -29,7 +29,10 @@ def average(
     ],
     strategy: Annotated[
         str,
-        typer.Option(metavar="NAME", help="aswa, greedy, best (by validation); swa, ema, uniform, last (by order)."),
+        typer.Option(
+            metavar="NAME",
+            help="aswa, greedy, best, swad (by validation); swa, lawa, wsm(schedule=cosine), ema, uniform, last.",
+        ),
     ] = "aswa",
     evaluate: Annotated[
         str | None,
@@ -51,7 +54,7 @@ def average(
         bool, typer.Option("--soft-only", metavar="", help="aswa: never restart from a single checkpoint.")
     ] = False,
     start: Annotated[
-        str, typer.Option(metavar="N|X", help="swa: the first checkpoint, counted from 0, or a fraction.")
+        str, typer.Option(metavar="N|X", help="swa, wsm: the first checkpoint, counted from 0, or a fraction.")
     ] = "0",
     decay: Annotated[
         float, typer.Option(metavar="X", help="ema: the weight of the previous average at each checkpoint.")

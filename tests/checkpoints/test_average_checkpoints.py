@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 import signal
 import subprocess
 import sys
@@ -50,6 +51,8 @@ def save_run(folder, states, finished=True, **files):
 
 # Strategies
 
+S = 0.5**0.5
+
 
 @pytest.mark.parametrize(
     ("strategy", "options", "alphas"),
@@ -62,6 +65,13 @@ def save_run(folder, states, finished=True, **files):
         ("ema", {"decay": 0.5}, [1 / 8, 1 / 8, 1 / 4, 1 / 2]),
         ("ema", {"decay": 0}, [0, 0, 0, 1]),
         ("last", {}, [0, 0, 0, 1]),
+        ("lawa", {}, [1 / 4, 1 / 4, 1 / 4, 1 / 4]),
+        ("lawa(k=3)", {}, [0, 1 / 3, 1 / 3, 1 / 3]),
+        # The update before each checkpoint counts 3/4, 1/2 and 1/4, as under a linear decay of the learning rate.
+        ("wsm", {}, [1 / 4, 1 / 4, 1 / 4, 1 / 4]),
+        ("wsm(schedule=linear)", {"start": 2}, [0, 0, 1 / 2, 1 / 2]),
+        ("wsm(schedule=cosine)", {}, [1 / 2 - S / 2, S / 2, S / 2, 1 / 2 - S / 2]),
+        ("wsm(schedule=1-sqrt)", {}, [1 / 2, S - 1 / 2, 0.75**0.5 - S, 1 - 0.75**0.5]),
     ],
 )
 def test_weights_by_order(strategy, options, alphas, tmp_path):
@@ -78,6 +88,48 @@ def test_weights_by_order(strategy, options, alphas, tmp_path):
 def test_an_average_by_order_is_scored_once_if_it_can_be(tmp_path):
     result = average_checkpoints(save_values(tmp_path, [1.0, 2.0, 6.0]), near(5), strategy="uniform")
     assert (result.score, result.evaluations, result.trajectory[-1].score) == (-2, 1, -2)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "1-sqrt"])
+def test_wsm_is_the_run_with_its_updates_decayed(schedule, tmp_path):
+    decay = {"linear": lambda x: 1 - x, "cosine": lambda x: (1 + math.cos(math.pi * x)) / 2, "1-sqrt": None}[schedule]
+    decay = decay or (lambda x: 1 - math.sqrt(x))
+    values = [3.0, 4.0, 2.0, 7.0, 5.0]
+    decayed = values[0] + sum(decay(i / 5) * (values[i] - values[i - 1]) for i in range(1, 5))
+    result = average_checkpoints(save_values(tmp_path, values), strategy=f"wsm(schedule={schedule})")
+    assert result.state_dict()["w"][0].item() == pytest.approx(decayed, rel=1e-6)
+
+
+def test_swad_is_the_mean_of_the_valley(tmp_path):
+    # Near 10 is best: the scores rise to -1 at the third, stay, and fall for good after the fifth.
+    values = [4.0, 7.0, 9.0, 8.9, 8.8, 1.0, 0.0, 0.5]
+    folder = save_values(tmp_path, values)
+    rule = "swad(n_converge=2,n_tolerance=2,tolerance_ratio=0.3)"
+    result = average_checkpoints(folder, near(10), rule)
+    assert result.strategy == "swad"
+    assert result.alphas == pytest.approx([0, 0, 1 / 3, 1 / 3, 1 / 3, 0, 0, 0])
+    assert result.state_dict()["w"][0].item() == pytest.approx(8.9)
+    assert result.score == pytest.approx(-1.1)
+    assert result.evaluations == 9
+    assert [record.running_score for record in result.trajectory] == pytest.approx([-abs(v - 10) for v in values])
+    early = average_checkpoints(folder, near(10), "swad(n_converge=9)")
+    assert early.alphas == [0] * 7 + [1]  # no valley yet
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        ("lawa(k=0)", "k must be a whole number of at least 1, got 0"),
+        ("lawa(n=3)", "The strategy 'lawa' has no option 'n'. Its options: k."),
+        ("wsm(schedule=cosin)", "schedule must be one of linear, cosine, 1-sqrt, got 'cosin'. Did you mean 'cosine'?"),
+        ("swad(tolerance_ratio=-1)", "tolerance_ratio must be a number of at least 0, got -1"),
+        ("swad(n_tolerence=2)", "has no option 'n_tolerence'. Did you mean 'n_tolerance'?"),
+        ("uniform(k=3)", "The strategy 'uniform' has no option 'k'. It has none."),
+    ],
+)
+def test_an_option_that_is_unknown_or_out_of_range_is_refused(strategy, message, tmp_path):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        average_checkpoints(save_values(tmp_path, [1.0, 2.0]), near(1), strategy)
 
 
 @pytest.mark.parametrize("hard_updates", [True, False])
