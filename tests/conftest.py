@@ -30,7 +30,10 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True)
-def no_pictures(request, monkeypatch):
+def no_pictures(request):
     """The picture at the end of a Trainer's run takes longer than most runs here; `pictures` marks who looks at it."""
-    if "pictures" not in request.keywords and (callback := sys.modules.get("aswa_hf.trainer.callback")):
-        monkeypatch.setattr(callback, "plot_trajectories", lambda *args, **options: None)
+    # A patch of its own: with the tests' one, that one would be undone after all other fixtures.
+    with pytest.MonkeyPatch.context() as patch:
+        if "pictures" not in request.keywords and (callback := sys.modules.get("aswa_hf.trainer.callback")):
+            patch.setattr(callback, "plot_trajectories", lambda *args, **options: None)
+        yield
