@@ -51,7 +51,8 @@ def collect(run: Path) -> None:
     for part in PARTS:
         if (run / part).is_file():
             content = json.loads((run / part).read_text(encoding="utf-8"))
-            content.pop("example", None)
+            for name in ("example", "command", "settings"):  # names of folders, and what the run's name says
+                content.pop(name, None)
             task = "strategies" if run.name.endswith("-strategies") else content["task"]
             target = RESULTS / task / f"{run.name}.json"
             target.parent.mkdir(parents=True, exist_ok=True)

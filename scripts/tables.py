@@ -27,7 +27,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from aswa_hf.reproduce.figures import paper_figures
-from aswa_hf.reproduce.ranks import REFERENCES, rankings
+from aswa_hf.reproduce.ranks import REFERENCES, rankings, shown_p
 from aswa_hf.reproduce.show import ORDER
 from aswa_hf.reproduce.tables import IMAGES, KGE, MODELS, TABLES, plain
 
@@ -103,7 +103,7 @@ def ranks_table() -> str:
         cells = []
         for name in REFERENCES:
             found = row["against"].get(name)
-            p = f" ({found['p']:.3f})" if found and found["p"] is not None else ""
+            p = f" ({shown_p(found['p'])})" if found and found["p"] is not None else ""
             cells.append(f"{found['wins']} / {found['ties']} / {found['losses']}{p}" if found else "")
         lines.append(f"| {row['strategy']} | {row['rank']:.2f} | {' | '.join(cells)} |")
     runs = sum(map(len, groups.values()))

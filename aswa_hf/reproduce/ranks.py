@@ -19,17 +19,21 @@ def rankings(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """What each strategy did over all pairs of dataset and model, by its means over seeds; the best mean rank first.
 
     An element is `{"strategy", "rank", "against": {reference: {"wins", "ties", "losses", "p"}}}`; `p` is None below
-    five pairs. A pair counts if all strategies have a value there.
+    five pairs. A pair counts if ASWA has a value there; a strategy is ranked if it has one in each of these pairs (the
+    first average of BEMA is taken after 400 steps, which a small graph never reaches).
     """
     pairs: dict[Any, dict[str, float]] = {}
     for row in rows:
         cell = next(iter(row["columns"].values()))
         if cell["ours"] is not None:
             pairs.setdefault((row["dataset"], row["val_ratio"], row["model"]), {})[row["strategy"]] = cell["ours"]
-    names = list(dict.fromkeys(row["strategy"] for row in rows))
-    scores = [found for found in pairs.values() if found.keys() == set(names)]
-    if not scores:
+    complete = [found for found in pairs.values() if REFERENCES[-1] in found]
+    if not complete:
         return []
+    names = [
+        name for name in dict.fromkeys(row["strategy"] for row in rows) if all(name in found for found in complete)
+    ]
+    scores = [{name: found[name] for name in names} for found in complete]
     content = []
     for name in names:
         against = {}
@@ -50,6 +54,11 @@ def _rank(scores: Mapping[str, float], name: str) -> float:
     return greater + (equal + 1) / 2
 
 
+def shown_p(p: float) -> str:
+    """A p-value with three decimal places."""
+    return "<0.001" if p < 0.0005 else f"{p:.3f}"
+
+
 def as_terminal_table(content: Sequence[Mapping[str, Any]]) -> Iterator[RichTable]:
     """The ranking as a table; nothing if there is none."""
     if not content:
@@ -65,7 +74,7 @@ def as_terminal_table(content: Sequence[Mapping[str, Any]]) -> Iterator[RichTabl
         cells = []
         for reference in REFERENCES:
             found = row["against"].get(reference)
-            p = "" if found is None or found["p"] is None else f", {found['p']:.3f}"
+            p = "" if found is None or found["p"] is None else f", {shown_p(found['p'])}"
             cells.append("" if found is None else f"{found['wins']}/{found['ties']}/{found['losses']}{p}")
         shown.add_row(row["strategy"], f"{row['rank']:.2f}", *cells)
     yield shown

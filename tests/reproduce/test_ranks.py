@@ -20,6 +20,7 @@ def test_ranks_and_wins_are_counted_over_complete_pairs():
     scores = {f"d{i}": {"last": 0.1, "aswa": 0.2 + i / 100, "dense-aswa": 0.3 + i / 100} for i in range(4)}
     scores["tie"] = {"last": 0.5, "aswa": 0.4, "dense-aswa": 0.5}
     scores["incomplete"] = {"last": 0.9, "aswa": None, "dense-aswa": 0.1}
+    scores["d0"]["bema"] = 0.7
     dense, aswa, last = rankings(rows(scores))
     assert [row["strategy"] for row in (dense, aswa, last)] == ["dense-aswa", "aswa", "last"]
     # Four times first and once shared; four times second and once third; four times third and once shared.
@@ -35,7 +36,7 @@ def test_ranks_and_wins_are_counted_over_complete_pairs():
 def test_few_pairs_have_no_p_value_and_none_no_ranking():
     (_, last) = rankings(rows({"d": {"last": 0.1, "aswa": 0.2}}))
     assert last["against"]["aswa"] == {"wins": 1, "ties": 0, "losses": 0, "p": None}
-    assert rankings(rows({"d": {"last": None, "aswa": 0.2}})) == []
+    assert rankings(rows({"d": {"last": 0.1, "aswa": None}})) == []
     assert list(as_terminal_table([])) == []
 
 
