@@ -337,8 +337,12 @@ def _blend_all(group: Sequence[tuple[WeightAverage, float]], theirs: Mapping[str
                 torch._foreach_lerp_([average.averaged[n] for n in names], [theirs[n] for n in names], weight)
     for name in theirs.keys() - set(matching):
         for *ours, new in _pieces(*(a.averaged[name] for a, _ in group), theirs[name]):
+            converted: dict[tuple[torch.device, torch.dtype], Tensor] = {}
             for tensor, (_, weight) in zip(ours, group, strict=True):
-                tensor.lerp_(new.to(tensor.device, tensor.dtype), weight)
+                kind = tensor.device, tensor.dtype
+                if kind not in converted:
+                    converted[kind] = new.to(*kind)
+                tensor.lerp_(converted[kind], weight)
 
 
 def _batches(tensors: Mapping[str, Tensor], size: int) -> Iterator[list[str]]:
