@@ -179,9 +179,10 @@ class KGETrainer(Trainer):
             self._last_loss = loss
         return self._last_loss
 
-    def log(self, *args: Any, **kwargs: Any) -> None:
-        self._steps_since_log = 0
-        super().log(*args, **kwargs)
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        if "loss" in logs:  # and not the metrics of an evaluation
+            self._steps_since_log = 0
+        super().log(logs, *args, **kwargs)
 
     @property
     def _measure_every(self) -> int:

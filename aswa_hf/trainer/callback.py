@@ -46,6 +46,7 @@ from aswa_hf.trainer.files import (
 )
 from aswa_hf.trainer.hub import check_token, describe_run, push_at_end, replace_card, repository_of
 from aswa_hf.trainer.options import (
+    added_by_log,
     check_every,
     check_metric_exists,
     check_trainer_supported,
@@ -220,6 +221,8 @@ class ASWACallback(TrainerCallback):
             return  # not the expected evaluation
         datasets = self._bound().eval_dataset
         self._expected.update(metrics)
+        if state.log_history and state.log_history[-1].get("step") == state.global_step:
+            self._expected.update(added_by_log(state.log_history[-1], self._expected))
         self._events += 1
         if self._events < (len(datasets) if isinstance(datasets, dict) else 1):
             return
@@ -379,11 +382,11 @@ class ASWACallback(TrainerCallback):
     def _evaluate(self) -> dict[str, float]:
         """Returns the metrics of the weights now in the model, by silent evaluation."""
         trainer = self._bound()
-        with silenced(trainer), preserved_rng():
+        with silenced(trainer) as logged, preserved_rng():
             metrics: dict[str, float] = {} if self._datasets else trainer.evaluate()
             for name in self._datasets:
                 metrics |= trainer.evaluate(eval_dataset=name, metric_key_prefix=f"eval_{name}")
-            return metrics
+        return metrics | added_by_log(logged, metrics)
 
     def _share_buffers(self, args: TrainingArguments) -> None:
         """Broadcasts rank 0's BatchNorm statistics, as the next training step would do anyway."""

@@ -45,7 +45,9 @@ def check_trainer_supported(trainer: Trainer, every: str | int, strategies: Iter
 
 def check_metric_exists(score: Score, trainer: Trainer) -> None:
     """Raises ValueError for a metric that no evaluation of the trainer will have, where that is known."""
-    own = any(getattr(type(trainer), name) is not getattr(Trainer, name) for name in ("evaluate", "evaluation_loop"))
+    # A trainer's own `log` may add metrics, as those of TRL do.
+    methods = ("evaluate", "evaluation_loop", "log")
+    own = any(getattr(type(trainer), name) is not getattr(Trainer, name) for name in methods)
     if own or trainer.compute_metrics is not None:
         return
     if missing := [key for key in score.keys if not key.endswith(("loss", *TIMINGS))]:
@@ -164,19 +166,44 @@ def order_callbacks(trainer: Trainer, callback: TrainerCallback) -> None:
     handler.callbacks = [*others[:position], callback, *others[position:], RunsLast(callback, trainer)]
 
 
+def added_by_log(logged: Mapping[str, Any], metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of an evaluation that only its log has."""
+    return {
+        key: value
+        for key, value in logged.items()
+        if key.startswith("eval_") and key not in metrics and isinstance(value, (int, float))
+    }
+
+
 @contextmanager
-def silenced(trainer: Trainer) -> Iterator[None]:
-    """Silent evaluation: inside the block evaluations are not logged and call no callback but the progress bar."""
+def silenced(trainer: Trainer) -> Iterator[dict[str, float]]:
+    """Silent evaluation: inside the block evaluations are not logged and call no callback but the progress bar.
+
+    Yields what they would have logged: a trainer may add metrics of its own in `log`, and empties its buffers there.
+    """
     handler, control, callbacks = trainer.callback_handler, trainer.control, trainer.callback_handler.callbacks
+    logged: dict[str, float] = {}
     had_own_log = "log" in vars(trainer)
     log = trainer.log
     progress = [callback for callback in callbacks if isinstance(callback, ProgressCallback)]
     for bar in progress:
         bar.on_evaluate(trainer.args, trainer.state, control)  # closes the bar of the last evaluation
     handler.callbacks = progress
-    trainer.log = lambda *_args, **_kwargs: None
+
+    def log_silently(*args: Any, **options: Any) -> None:
+        history, before = trainer.state.log_history, len(trainer.state.log_history)
+        should_log, handler.callbacks = trainer.control.should_log, []
+        try:
+            log(*args, **options)
+            for entry in history[before:]:
+                logged.update(entry)
+        finally:
+            del history[before:]
+            trainer.control.should_log, handler.callbacks = should_log, progress
+
+    trainer.log = log_silently
     try:
-        yield
+        yield logged
     finally:
         handler.callbacks = callbacks
         if had_own_log:
