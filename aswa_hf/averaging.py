@@ -3,8 +3,8 @@
 Averaged: the trainable floating-point parameters, in float32 or higher precision regardless of the model's dtype.
 Copied: the persistent buffers (with `average_buffers`, floating-point buffers are averaged too). One copy of the
 weights is kept, plus another (the running weights) while averaged weights are in the model. All updates are in place:
-compiled modules, optimizers and gradient hooks keep their tensors. If the model is sharded with `fully_shard`, each
-process averages the rows it holds.
+compiled modules, optimizers and gradient hooks keep their tensors. If the model is sharded, each process averages the
+rows it holds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,15 @@ from torch import Tensor, nn
 
 from aswa_hf._utils.distributed import broadcast_from_rank_0, world_size
 from aswa_hf._utils.fingerprints import fingerprint
-from aswa_hf._utils.sharding import as_shards, is_dtensor, local_shards, part_for, refuse_unsupported_sharding, reshard
+from aswa_hf._utils.sharding import (
+    RowSharded,
+    as_shards,
+    is_dtensor,
+    local_shards,
+    part_for,
+    refuse_unsupported_sharding,
+    reshard,
+)
 
 # Elements per chunk for weights whose dtype or device differs from the average's: little memory, few calls.
 _CHUNK = 1 << 20
@@ -65,7 +73,7 @@ def _tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
             if memory in seen and any(_same_layout(parameter, other) for other in seen[memory]):
                 continue
             seen.setdefault(memory, []).append(parameter)
-            parameters[prefix + name] = parameter
+            parameters[prefix + name] = module.whole() if isinstance(module, RowSharded) else parameter
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:
                 buffers[prefix + name] = buffer

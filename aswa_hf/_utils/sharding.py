@@ -1,7 +1,10 @@
-"""Models sharded by `fully_shard` (FSDP2): every process holds some rows of each parameter, and averages these.
+"""Sharded models: every process holds some rows of a parameter, and averages these.
 
-Between two uses of the model the rows are what counts. While a module is gathered for a forward pass, its parameters
-are other tensors, which stay in use until the module is resharded: reshard before changing weights.
+Sharded by `fully_shard` (FSDP2), all parameters are split. Between two uses of the model the rows are what counts.
+While a module is gathered for a forward pass, its parameters are other tensors, which stay in use until the module is
+resharded: reshard before changing weights.
+
+A `RowSharded` module computes with its rows where they are: its `weight` is an ordinary parameter of these rows.
 """
 
 from __future__ import annotations
@@ -13,32 +16,76 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aswa_hf._utils.distributed import is_distributed
+from aswa_hf._utils.distributed import is_distributed, rank, world_size
+
+
+class RowSharded(nn.Module):
+    """A module that holds some rows of a table of `num_rows` as its `weight`: those that `torch.chunk` gives it.
+
+    Without a process group these are all rows.
+    """
+
+    weight: nn.Parameter
+
+    def __init__(self, num_rows: int):
+        super().__init__()
+        self.largest = -(-num_rows // world_size())
+        """The number of rows of the largest shard."""
+        if num_rows <= (world_size() - 1) * self.largest:
+            raise ValueError(
+                f"A table of {num_rows:,} rows cannot be sharded over {world_size():,} processes: the last of them "
+                f"would have no row. Start at most {-(-num_rows // self.largest):,} processes."
+            )
+        self.num_rows = num_rows
+        self.start = rank() * self.largest
+        """The first row that this process holds."""
+        self.stop = min(num_rows, self.start + self.largest)
+        self.mesh: Any = None
+
+    def whole(self, rows: Tensor | None = None) -> Tensor:
+        """The table as a DTensor with the rows of this process in their place; also of `rows` of other numbers."""
+        rows = self.weight.detach() if rows is None else rows
+        if not is_distributed():
+            return rows
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import DTensor, Shard
+
+        if self.mesh is None or self.mesh.device_type != rows.device.type:
+            self.mesh = init_device_mesh(rows.device.type, (world_size(),))
+        shape = torch.Size((self.num_rows, *rows.shape[1:]))
+        stride = rows.contiguous().stride()
+        return DTensor.from_local(rows, self.mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
+
+
+def row_sharded(model: nn.Module) -> dict[str, RowSharded]:
+    """The modules of a model that hold rows of a table, by the name of their parameter."""
+    found = ((path, module) for path, module in model.named_modules() if isinstance(module, RowSharded))
+    return {f"{path}.weight" if path else "weight": module for path, module in found}
 
 
 def reshard(model: nn.Module) -> bool:
-    """Frees gathered parameters, so that the local rows are used; returns whether the model is sharded."""
+    """Frees gathered parameters, so that the local rows are used; returns whether FSDP2 shards the model."""
     sharded = False
-    if _may_be_sharded():
-        kind = sys.modules["torch.distributed.fsdp"].FSDPModule
+    if kind := _fsdp_module():
         for module in model.modules():
             if isinstance(module, kind):
-                module.reshard()
+                module.reshard()  # type: ignore[operator]
                 sharded = True
     return sharded
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether any part of the model is sharded by `fully_shard`; then saving and evaluating take all processes."""
-    if not _may_be_sharded():
-        return False
-    kind = sys.modules["torch.distributed.fsdp"].FSDPModule
-    return any(isinstance(module, kind) for module in model.modules())
+    """Whether any part of the model is sharded; then saving and evaluating take all processes."""
+    kinds = tuple(kind for kind in (_fsdp_module(), RowSharded) if kind is not None)
+    return is_distributed() and any(isinstance(module, kinds) for module in model.modules())
 
 
-def _may_be_sharded() -> bool:
+def _fsdp_module() -> type | None:
     # Importing FSDP takes most of a second, and who has not imported it has sharded nothing.
-    return "torch.distributed.fsdp" in sys.modules and is_distributed()
+    if "torch.distributed.fsdp" not in sys.modules or not is_distributed():
+        return None
+    kind: type = sys.modules["torch.distributed.fsdp"].FSDPModule
+    return kind
 
 
 def computing_device(model: nn.Module) -> torch.device:
@@ -57,7 +104,7 @@ def is_dtensor(tensor: Any) -> bool:
 @torch.no_grad()
 def local_shards(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The rows that this process holds of each tensor, sharing its memory; a tensor that is not sharded as it is."""
-    if not _may_be_sharded():
+    if "torch.distributed.tensor" not in sys.modules or not is_distributed():
         return tensors
     return {name: tensor.to_local() if is_dtensor(tensor) else tensor for name, tensor in tensors.items()}  # type: ignore[attr-defined]
 

@@ -48,7 +48,7 @@ class KGEModel(PreTrainedModel):
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
-        if cls.scorer:
+        if "scorer" in vars(cls):
             SCORERS[cls.scorer] = cls
 
     def __new__(cls, config: KGEConfig | None = None, *_args: Any, **_kwargs: Any) -> KGEModel:
@@ -203,9 +203,7 @@ class KGEModel(PreTrainedModel):
                     f"label_offsets must have one number more than there are queries ({len(heads)}), "
                     f"got {len(label_offsets)}."
                 )
-            queries = self.query(heads, relations)
-            entities = self.entity_dropout(self.entity_embeddings.weight)
-            loss = loss_over_entities(queries, entities, labels, label_offsets, smoothing, measured, self.config.loss)
+            loss = self._loss_over_all(self.query(heads, relations), labels, label_offsets, smoothing, measured)
         if self.training and (self.config.regularization or self.config.relation_prediction):
             counts, true_tails = _true_tails(labels, label_offsets, tails)
             if self.config.regularization:
@@ -215,6 +213,13 @@ class KGEModel(PreTrainedModel):
                 found = self._relation_loss(heads[rows], relations[rows], true_tails)
                 loss = loss + self.config.relation_prediction * found
         return KGEOutput(loss=loss, scores=scores)
+
+    def _loss_over_all(
+        self, queries: Tensor, labels: Tensor, offsets: Tensor | None, smoothing: float, measured: bool
+    ) -> Tensor:
+        """The loss of queries whose candidates are all entities."""
+        entities = self.entity_dropout(self.entity_embeddings.weight)
+        return loss_over_entities(queries, entities, labels, offsets, smoothing, measured, self.config.loss)
 
     def _loss_of(self, scores: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         """The loss of a matrix of scores, of all entities or of candidates."""
@@ -383,6 +388,7 @@ def loss_over_entities(
     smoothing: float = 0.0,
     measured: bool = True,
     kind: str = "binary",
+    shard: Any = None,
 ) -> Tensor:
     """The loss of scores ⟨queries, entities⟩ over all entities, without a matrix of labels or of logits.
 
@@ -394,13 +400,16 @@ def loss_over_entities(
     labels y of a query or triple into (1 − ε)·y + ε/|E|. Under autocast the products are in its dtype.
 
     With `measured=False` the value is NaN, but the gradients are correct: the value is up to a quarter of the work.
+
+    If `entities` are only some rows of the table, `shard` says which (see `aswa_hf.kge.sharded`). The value and the
+    gradient of the queries are then parts, whose sums over all shards are those of the whole table.
     """
     loss: Tensor
     if offsets is not None and kind == "binary":
-        loss = _BinaryCrossEntropy.apply(queries, entities, tails, offsets, smoothing, measured)
+        loss = _BinaryCrossEntropy.apply(queries, entities, tails, offsets, smoothing, measured, shard)
     else:
         per_query = kind == "softmax-query"
-        loss = _Softmax.apply(queries, entities, tails, offsets, smoothing, measured, per_query)
+        loss = _Softmax.apply(queries, entities, tails, offsets, smoothing, measured, per_query, shard)
     return loss
 
 
@@ -422,14 +431,25 @@ class _BinaryCrossEntropy(_LossOverEntities):
 
     @staticmethod
     def forward(
-        ctx: Any, queries: Tensor, entities: Tensor, tails: Tensor, offsets: Tensor, smoothing: float, measured: bool
+        ctx: Any,
+        queries: Tensor,
+        entities: Tensor,
+        tails: Tensor,
+        offsets: Tensor,
+        smoothing: float,
+        measured: bool,
+        shard: Any,
     ) -> Tensor:
-        batch, total = len(queries), len(entities)
-        width = max(1, min(total, _chunk_size(queries) // batch))
-        starts = range(0, total, width)
+        batch, height = len(queries), len(entities)
+        total = height if shard is None else shard.num_rows
+        width = max(1, min(height, _chunk_size(queries) // batch))
+        starts = range(0, height, width)
+        rows = _rows(offsets)
+        if shard is not None:
+            rows, tails = shard.own(rows, tails)
         order = tails.argsort()
-        rows, tails = _rows(offsets)[order], tails[order]
-        bounds = torch.searchsorted(tails, torch.tensor([*starts, total], device=tails.device)).tolist()
+        rows, tails = rows[order], tails[order]
+        bounds = torch.searchsorted(tails, torch.tensor([*starts, height], device=tails.device)).tolist()
         q = queries.to(_product_dtype(queries))
         grad_queries, grad_entities = torch.zeros_like(q), torch.empty_like(entities, dtype=q.dtype)
         space = q.new_empty(width * batch)
@@ -474,14 +494,19 @@ class _Softmax(_LossOverEntities):
         smoothing: float,
         measured: bool,
         per_query: bool,
+        shard: Any,
     ) -> Tensor:
-        batch, total = len(queries), len(entities)
+        batch, width = len(queries), len(entities)
+        total = width if shard is None else shard.num_rows
         dtype = _product_dtype(queries)
         e, q = entities.to(dtype), queries.to(dtype)
         rows = torch.arange(batch, device=q.device) if offsets is None else _rows(offsets)
         counts = torch.ones_like(rows) if offsets is None else offsets.diff()
         share = queries.new_ones(len(rows)) / (counts[rows] if per_query else 1)
         weights = ((counts > 0) if per_query else counts).to(queries.dtype).unsqueeze(1)
+        ctx.count = batch if per_query else len(rows)
+        if shard is not None:
+            rows, tails, share = shard.own(rows, tails, share)
 
         # What the labels contribute: Σ label·e for every query, Σ label·q for every entity. The numbers are those of
         # the products, the sums are in the model's dtype.
@@ -497,8 +522,9 @@ class _Softmax(_LossOverEntities):
         loss = _zero(e)
         if measured:
             loss -= (whole * labelled).sum(dtype=loss.dtype)
-        height = max(1, min(batch, _chunk_size(queries) // total))
-        space = e.new_empty(height, total)
+        # All shards take the same blocks.
+        height = max(1, min(batch, _chunk_size(queries) // (width if shard is None else shard.largest)))
+        space = e.new_empty(height, width)
         grad_queries = torch.empty_like(q)
         products = torch.zeros_like(e)
         weighted = weights.to(dtype) * q
@@ -507,14 +533,18 @@ class _Softmax(_LossOverEntities):
         for start in range(0, batch, height):
             block = slice(start, start + height)
             logits = torch.mm(q[block], e.T, out=space[: len(q[block])])
-            if measured:
-                loss += (weights[block, 0] * logits.to(loss.dtype).logsumexp(1)).sum(dtype=loss.dtype)
-            torch.softmax(logits, dim=1, out=logits)
+            if shard is not None:
+                logsumexp = shard.softmax_(logits)
+                if measured and shard.is_first:
+                    loss += (weights[block, 0] * logsumexp).sum(dtype=loss.dtype)
+            else:
+                if measured:
+                    loss += (weights[block, 0] * logits.to(loss.dtype).logsumexp(1)).sum(dtype=loss.dtype)
+                torch.softmax(logits, dim=1, out=logits)
             if steep:
                 logits.clamp_(min=math.exp(FLOOR))
             torch.mm(logits, e, out=grad_queries[block])
             products.addmm_(logits.T, weighted[block])
-        ctx.count = batch if per_query else len(rows)
         grad_entities += products
         ctx.save_for_backward(weights * grad_queries - labelled, grad_entities)
         return loss / ctx.count if measured else loss.fill_(torch.nan)

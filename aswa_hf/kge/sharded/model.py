@@ -1,0 +1,160 @@
+"""Link predictors whose entity table is spread over processes: the same weights, losses and ranks as on one.
+
+    model = shard_entities(Keci(config))          # keeps the rows of this process
+    model = build_sharded(config, seed=0)         # no process ever holds the whole table
+    model = load_sharded("folder")
+
+Relations, and TuckER's core, are on every process.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aswa_hf._utils.distributed import broadcast_from_rank_0, world_size
+from aswa_hf._utils.fingerprints import fingerprint
+from aswa_hf.kge.configuration_kge import KGEConfig
+from aswa_hf.kge.modeling_kge import KGEModel, KGEOutput, loss_over_entities
+from aswa_hf.kge.sharded.table import EntityShard, SumOfGradients, SumOfParts, refuse_differences
+
+TABLE = "entity_embeddings"
+# What a class of sharded models is called.
+PREFIX = "Sharded"
+_SAME_BATCHES = (
+    "All processes must work on the same batches: give each the same data, the same seed and a loader that is not "
+    "divided among processes."
+)
+
+
+class ShardedKGE(KGEModel):
+    """What a link predictor does differently if its entities are sharded; all processes must call its methods alike.
+
+    A sharded model is an instance of this class and of its scorer's.
+    """
+
+    entity_embeddings: EntityShard  # type: ignore[assignment]
+
+    def _loss_over_all(
+        self, queries: Tensor, labels: Tensor, offsets: Tensor | None, smoothing: float, measured: bool
+    ) -> Tensor:
+        shard = self.entity_embeddings
+        queries = SumOfGradients.apply(queries)
+        part = loss_over_entities(
+            queries, shard.weight, labels, offsets, smoothing, measured, self.config.loss, shard=shard
+        )
+        loss: Tensor = SumOfParts.apply(part)
+        return loss
+
+    def forward(
+        self,
+        heads: Tensor,
+        relations: Tensor,
+        tails: Tensor | None = None,
+        labels: Tensor | None = None,
+        label_offsets: Tensor | None = None,
+        negatives: Tensor | None = None,
+        measured: bool = True,
+    ) -> KGEOutput:
+        """Scores or, with labels, the training loss, on every process; see `KGEModel.forward`."""
+        if labels is not None and labels.dim() == 2 and tails is None:
+            raise ValueError(
+                f"A matrix of labels of all {self.config.num_entities:,} entities is not supported with sharded "
+                "entities. Pass the true tails as labels, with label_offsets."
+            )
+        self._refuse_other_batches(heads, relations, tails, labels, label_offsets, negatives)
+        return super().forward(heads, relations, tails, labels, label_offsets, negatives, measured)
+
+    def _refuse_other_batches(self, *inputs: Tensor | None) -> None:
+        given = [tensor for tensor in inputs if tensor is not None]
+        numbers = {"the number of queries in a batch": len(given[0])}
+        numbers["the content of a batch"] = _checksum(given)
+        if self.training and any(isinstance(m, nn.Dropout) and m.p for m in self.modules()):
+            device = self.entity_embeddings.weight.device
+            state = torch.get_rng_state() if device.type == "cpu" else torch.cuda.get_rng_state(device)
+            numbers["their random state, which dropout needs"] = _checksum([state])
+        refuse_differences(numbers, given[0].device, _SAME_BATCHES)
+
+    def score_tails(self, heads: Tensor, relations: Tensor) -> Tensor:
+        """The scores (B, |E|) of all entities as tails, gathered on every process."""
+        shard = self.entity_embeddings
+        return shard.gather_columns(self.query(heads, relations) @ shard.weight.T)
+
+    def score_heads(self, relations: Tensor, tails: Tensor) -> Tensor:
+        """The scores (B, |E|) of all entities as heads, gathered on every process."""
+        _require_inverses(self.config)
+        return super().score_heads(relations, tails)
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        raise ValueError("The entity table of a sharded model cannot be replaced. Shard the model after that.")
+
+
+def shard_entities(model: KGEModel, *, sparse: bool = False) -> KGEModel:
+    """Replaces the entity table of a model by the rows of this process; the model is changed and returned.
+
+    All processes must hold the same weights. Build the optimizer and the strategies afterwards. Without a process
+    group the model keeps all rows.
+    """
+    if isinstance(model, ShardedKGE):
+        raise ValueError("The entities of this model are sharded already.")
+    whole = model.entity_embeddings.weight
+    if not whole.is_meta:
+        refuse_differences(
+            {"the weights of the model": _checksum(model.parameters())},
+            whole.device,
+            "Build or load the same model on every process, with the same seed, before sharding it.",
+        )
+    shard = _with_shard(model, sparse=sparse, dtype=whole.dtype, device=whole.device)
+    with torch.no_grad():
+        shard.weight.copy_(whole[shard.start : shard.stop])
+    return model
+
+
+def build_sharded(config: KGEConfig, *, seed: int = 0, sparse: bool = False, device: Any = None) -> KGEModel:
+    """A new model of which this process only ever holds its rows; `seed` alone determines the entity table.
+
+    Relations are drawn from the global generator, and are rank 0's on every process.
+    """
+    without = copy.deepcopy(config)
+    without.num_entities = 1
+    model: KGEModel = KGEModel(without).to(device)
+    model.config = config
+    config.scorer = without.scorer
+    shard = _with_shard(model, sparse=sparse, device=model.entity_embeddings.weight.device)
+    shard.fill(config.initializer, config.initializer_range, seed)
+    broadcast_from_rank_0(p.data for name, p in model.named_parameters() if not name.startswith(TABLE))
+    return model
+
+
+def _with_shard(model: KGEModel, **kind: Any) -> EntityShard:
+    """Makes a model a sharded one, with a table whose rows are not set yet."""
+    config = model.config
+    _require_inverses(config)
+    if config.entity_dropout and world_size() > 1:
+        raise ValueError(
+            f"entity_dropout={config.entity_dropout} is not supported with sharded entities: it draws numbers for the "
+            "whole table. Use input_dropout or query_dropout."
+        )
+    shard = EntityShard(config.num_entities, config.dim, **kind)
+    model.entity_embeddings = shard  # type: ignore[assignment]
+    kinds = (ShardedKGE, type(model))
+    model.__class__ = type(PREFIX + type(model).__name__, kinds, {"__module__": __name__})
+    # DistributedDataParallel keeps copies in step, and this is not a copy: it averages the gradients of the others.
+    torch.nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, [f"{TABLE}.weight"])
+    return shard
+
+
+def _require_inverses(config: KGEConfig) -> None:
+    if not config.inverse_relations:
+        raise ValueError(
+            "Sharded entities need inverse_relations=True: without them, predicting heads takes a query for every "
+            "entity."
+        )
+
+
+def _checksum(tensors: Any) -> int:
+    """A number for the content of tensors; others have another one, practically always."""
+    return hash(fingerprint(tensor.detach() for tensor in tensors)) >> 1  # −n must fit too
