@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from aswa_hf.reproduce.tables import Table
 
 
 def reproduce(
@@ -15,7 +19,7 @@ def reproduce(
         str,
         typer.Argument(
             help="cifar, cifar-epochs, cifar-ratios, link-prediction, nell, multi-hop, train-fit; strategies, "
-            "strategies-images.",
+            "strategies-images, robustness, robustness-images.",
             metavar="TABLE",
         ),
     ],
@@ -29,6 +33,9 @@ def reproduce(
     seeds: Annotated[str, typer.Option(metavar="N,N|N-N", help="One run per seed: 0,1,2 or 0-2.")] = "0-2",
     epochs: Annotated[
         str | None, typer.Option(metavar="N,N|N-N", help="Number of epochs (default: the paper's).")
+    ] = None,
+    rates: Annotated[
+        str | None, typer.Option(metavar="X,X", help="Robustness: learning rates (default: five, over a factor of 100).")
     ] = None,
     train_size: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Images: number of training images (default: all).")
@@ -77,6 +84,7 @@ def reproduce(
         names,
         _numbers(seeds, "--seeds", least=0),
         lengths,
+        None if rates is None else _rates(rates, chosen),
         **({} if chosen.task != IMAGES else {"train_size": train_size, "bn_batches": bn_batches}),
     )
     console = Console(file=sys.stderr)  # this stream, also while the output of runs is redirected to files
@@ -123,6 +131,19 @@ def reproduce(
 
 def _names(text: str) -> list[str]:
     return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def _rates(text: str, table: Table) -> list[float]:
+    """The learning rates of `0.01,0.1`."""
+    if not table.by_rates:
+        raise ValueError(f"--rates {text} is for the tables of robustness; the runs of table {table.name} have one rate.")
+    try:
+        found = [float(part) for part in _names(text)]
+    except ValueError:
+        found = []
+    if not found or not all(0 < rate < math.inf for rate in found):
+        raise ValueError(f"--rates {text}: expected numbers above 0, such as 0.01,0.1.")
+    return list(dict.fromkeys(found))
 
 
 def _numbers(text: str, option: str, *, least: int) -> list[int]:

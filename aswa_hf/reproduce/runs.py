@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from aswa_hf._utils.files import make_folder, read_json
 from aswa_hf.experiments.settings import ImageRun, KGERun, read_settings
-from aswa_hf.reproduce.tables import ALL_STRATEGIES, KGE, Table, plain
+from aswa_hf.reproduce.tables import ALL_STRATEGIES, KGE, ROBUSTNESS, VARIANTS, Sweep, Table, plain
 from aswa_hf.run_folder import CONSOLE, RESULTS, SETTINGS, Measured, epochs_done, last_trainer_checkpoint
 
 
@@ -23,6 +24,10 @@ class GridRun:
 
     @property
     def model(self) -> str:
+        """The table's name of the model."""
+        for name, settings in VARIANTS.items():
+            if all(getattr(self.settings, key, None) == value for key, value in settings.items()):
+                return name
         return self.settings.model
 
     @property
@@ -51,6 +56,7 @@ class GridRun:
             parts += [f"{self.train_size}images"] if self.train_size else []
             parts += [f"bn{self.settings.bn_batches}"] if self.settings.bn_batches else []
             parts += ["fge"] if self.settings.fge else []
+        parts += [f"lr{self.settings.lr:g}", "robustness"] if self.settings.strategies == ROBUSTNESS else []
         parts += ["strategies"] if self.settings.strategies == ALL_STRATEGIES else []
         return "-".join(parts)
 
@@ -64,23 +70,24 @@ def plan(
     datasets: Sequence[str],
     seeds: Sequence[int],
     epochs: Sequence[int] | None,
+    rates: Sequence[float] | None = None,
     **images: Any,
 ) -> list[GridRun]:
     """The runs of a table, those of a dataset together; `images` are further settings of an `ImageRun`."""
     runs = []
-    for dataset in datasets:
-        for ratio in table.val_ratios:
-            for model in models:
-                for length in epochs or table.epochs or [recipe_epochs(model)]:
-                    for seed in seeds:
-                        common: dict[str, Any] = {"dataset": dataset, "model": model, "seed": seed, "epochs": length}
-                        common["strategies"] = table.strategies
-                        run: KGERun | ImageRun
-                        if table.task == KGE:
-                            run = KGERun(**common)
-                        else:
-                            run = ImageRun(**common, val_ratio=ratio, fge=table.fge, **images)
-                        runs.append(GridRun(dataset, run))
+    for dataset, ratio, model in product(datasets, table.val_ratios, models):
+        sweep = table.sweep(dataset) if table.by_rates else Sweep(())
+        usual = [sweep.settings["epochs"]] if "epochs" in sweep.settings else table.epochs or [recipe_epochs(model)]
+        for length, rate, seed in product(epochs or usual, rates or sweep.rates or [None], seeds):
+            settings: dict[str, Any] = {**sweep.settings, "dataset": dataset, "model": model, **VARIANTS.get(model, {})}
+            settings |= {"seed": seed, "epochs": length, "strategies": table.strategies}
+            settings |= {} if rate is None else {"lr": rate}
+            run: KGERun | ImageRun
+            if table.task == KGE:
+                run = KGERun(**settings)
+            else:
+                run = ImageRun(**settings, val_ratio=ratio, fge=table.fge, **images)
+            runs.append(GridRun(dataset, run))
     return runs
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from aswa_hf._utils.names import did_you_mean
 
@@ -16,6 +18,7 @@ MODELS = {
         "complex": "ComplEx",
         "qmult": "QMult",
         "keci": "Keci",
+        "keci11": "Keci Cl(1,1)",
         "rescal": "RESCAL",
         "tucker": "TuckER",
     },
@@ -30,6 +33,8 @@ MODELS = {
         "wrn28_10_cifar": "WRN-28-10",
     },
 }
+# Models that are more than a name: settings of a run. d must be a multiple of 1 + p + q.
+VARIANTS: dict[str, dict[str, Any]] = {"keci11": {"model": "keci", "p": 1, "q": 1, "dim": 126}}
 # The strategies of a run; the weights of the first are saved.
 COMPARED = {
     KGE: ("aswa", "swa-all", "swa", "ema", "best", "last"),
@@ -38,6 +43,7 @@ COMPARED = {
 ALL_STRATEGIES = (
     "aswa", "dense-aswa", "swa", "ema", "best-ema", "bema", "power-ema", "lawa", "swad", "swad-max", "best", "last",
 )  # fmt: skip
+ROBUSTNESS = ("aswa", "dense-aswa", "swa", "ema", "best", "last")
 # The names that load_kg and load_cifar accept without a folder.
 BUILT_IN = {KGE: ("countries", "countries-s1", "countries-s2", "countries-s3"), IMAGES: ("digits",)}
 ON_THE_HUB = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}
@@ -47,6 +53,14 @@ SHAPES = {shape: shape for shape in ("2p", "3p", "2i", "3i", "ip", "pi", "2u", "
 # The shapes of the paper's table; it has no column for 2i.
 PAPER_SHAPES = tuple(shape for shape in SHAPES if shape != "2i")
 LONG_RUNS = tuple(range(300, 1001, 100))
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The learning rates that runs on a dataset are repeated at, and their other settings."""
+
+    rates: tuple[float, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -65,16 +79,29 @@ class Table:
     fge: bool = False
     all_strategies: bool = False
     """Whether it compares all strategies, and ranks them."""
+    sweeps: Mapping[str, Sweep] = field(default_factory=dict)
+    """The learning rates of its runs by dataset (as `plain` spells it); "" is for datasets that are not named."""
 
     @property
     def strategies(self) -> tuple[str, ...]:
         """The strategies of its runs; the weights of the first are saved."""
+        if self.by_rates:
+            return ROBUSTNESS
         return ALL_STRATEGIES if self.all_strategies else COMPARED[self.task]
+
+    @property
+    def by_rates(self) -> bool:
+        """Whether each column is a learning rate."""
+        return bool(self.sweeps)
+
+    def sweep(self, dataset: str) -> Sweep:
+        """The learning rates of the runs on a dataset."""
+        return self.sweeps.get(plain(dataset), self.sweeps[""])
 
     @property
     def by_epochs(self) -> bool:
         """Whether each column is a number of epochs."""
-        return not self.columns
+        return not self.columns and not self.by_rates
 
 
 _KGE_MODELS = ("distmult", "complex", "qmult", "keci")
@@ -98,6 +125,15 @@ _CIFAR_10 = Table(
     tuple(map(str, LONG_RUNS)),
     epochs=LONG_RUNS,
 )
+# A factor of 100 in five learning rates; the settings of the CoDEx paper, smaller.
+_RATES = (0.001, 0.003, 0.01, 0.03, 0.1)
+_CODEX = {
+    "loss": "softmax",
+    "batch_size": 256,
+    "entity_dropout": 0.08,
+    "relation_dropout": 0.06,
+    "initializer": "xavier_uniform",
+}
 TABLES = {
     table.name: table
     for table in (
@@ -157,6 +193,30 @@ TABLES = {
             figures=(),
             epochs=(),
             all_strategies=True,
+        ),
+        replace(
+            _LINKS,
+            name="robustness",
+            title="Test MRR by learning rate",
+            datasets=("CoDEx-S", "FB15k-237"),
+            models=("complex",),
+            columns={},
+            figures=(),
+            epochs=(30,),
+            sweeps={
+                "codexs": Sweep((0.0003, 0.001, 0.003, 0.01, 0.03), _CODEX | {"epochs": 30}),
+                "fb15k237": Sweep(_RATES, {"epochs": 8}),
+                "": Sweep(_RATES),
+            },
+        ),
+        replace(
+            _CIFAR_10,
+            name="robustness-images",
+            title="Test accuracy (%) by learning rate",
+            models=("preresnet20_cifar",),
+            figures=(),
+            epochs=(10,),
+            sweeps={"": Sweep((0.01, 0.03, 0.1, 0.3, 1.0))},
         ),
     )
 }
