@@ -1,10 +1,11 @@
-"""All plots: the trajectory of a run, strategies side by side, and the gains of one over the others."""
+"""All plots: the trajectory of a run, strategies side by side, the gains of one over the others, curves in panels."""
 
 from __future__ import annotations
 
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,64 @@ def draw_comparison(
         axis.axhline(row + 0.5, color="0.9" if above[0] == below[0] else "0.5", lw=0.8, zorder=1)
     _finish_rows(axis, [" · ".join(filter(None, row)) for row in rows], label)
     figure.legend(fontsize=9, loc="outside upper center", ncols=6, frameon=False)
+    return figure
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Curves of strategies: by name, for every x the smallest, the mean and the greatest y over seeds."""
+
+    title: str
+    x: str
+    y: str
+    curves: Mapping[str, Mapping[float, tuple[float, float, float]]]
+    log: bool = False
+
+
+def plot_panels(rows: Sequence[Sequence[Panel]], path: str | Path) -> None:
+    """Draws panels of curves into a file."""
+    with replacing(path) as temporary:
+        draw_panels(rows).savefig(temporary, dpi=110, format="png", metadata={"Software": None})
+
+
+def draw_panels(rows: Sequence[Sequence[Panel]]) -> Any:
+    """Draws curves with the range over seeds, in as many rows and columns as there are panels."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
+
+    figure = Figure(figsize=(4.6 * len(rows[0]), 3.3 * len(rows)), layout="constrained")
+    axes = figure.subplots(len(rows), len(rows[0]), squeeze=False)
+    for axis, panel in zip(axes.flat, (panel for row in rows for panel in row), strict=True):
+        for name, curve in panel.curves.items():
+            if not curve:
+                continue
+            color, marker = STYLES.get(name, OTHER_STYLE)
+            ours = name.endswith("aswa")
+            x = list(curve)
+            low, middle, high = zip(*curve.values(), strict=True)
+            axis.plot(
+                x,
+                middle,
+                color=color,
+                marker=marker if panel.log or len(x) < 2 else None,
+                ms=5,
+                lw=2.0 if ours else 1.3,
+                zorder=4 if ours else 3,
+                label=name,
+            )
+            if low != high:
+                axis.fill_between(x, low, high, color=color, alpha=0.12, linewidth=0)
+        if panel.log:
+            places = sorted({x for curve in panel.curves.values() for x in curve})
+            axis.set_xscale("log")
+            axis.set_xticks(places, [f"{x:g}" for x in places])
+            axis.xaxis.set_minor_formatter(NullFormatter())
+        axis.set_title(panel.title, fontsize=10)
+        axis.set_xlabel(panel.x)
+        axis.set_ylabel(panel.y)
+        axis.grid(alpha=0.25)
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=9, loc="outside lower center", ncols=6, frameon=False)
     return figure
 
 

@@ -9,6 +9,8 @@ The results are those that `collect_results.py` keeps in `results/`. A table sta
     decisions [<dataset>…]          what ASWA decided, and when
     strategies                      all strategies in the same runs: test MRR or accuracy by dataset and model
     ranks                           their mean ranks, wins and losses, and Wilcoxon's test
+    robustness <dataset>            test MRR or accuracy by learning rate
+    times <dataset>                 epochs to the quality of the best single epoch at the best learning rate
     weights                         the first weights of the paper's code beside ours
     hops                            the paper's way to join two hops beside ours
 
@@ -26,8 +28,10 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from aswa_hf.plotting import plot_panels
 from aswa_hf.reproduce.figures import paper_figures
 from aswa_hf.reproduce.ranks import REFERENCES, rankings, shown_p
+from aswa_hf.reproduce.robustness import Swept, by_rate, panels, shown_epochs, times_to_quality
 from aswa_hf.reproduce.show import ORDER
 from aswa_hf.reproduce.tables import IMAGES, KGE, MODELS, TABLES, plain
 
@@ -49,7 +53,7 @@ def load_results(task: str, datasets: Iterable[str]) -> Groups:
     asked = {plain(name) for name in datasets}
     for path in sorted((RESULTS / task).glob("*.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
-        as_the_paper = task in (IMAGES, "strategies") or result["epochs"] in PAPER_EPOCHS
+        as_the_paper = task in (IMAGES, "strategies", "robustness") or result["epochs"] in PAPER_EPOCHS
         if plain(result["dataset"]) in asked or (not asked and as_the_paper):
             groups[result["dataset"], result["model"]].append(result)
     order = list(LABELS)
@@ -108,6 +112,53 @@ def ranks_table() -> str:
         lines.append(f"| {row['strategy']} | {row['rank']:.2f} | {' | '.join(cells)} |")
     runs = sum(map(len, groups.values()))
     return "\n".join([*lines, "", f"{len(groups)} pairs of dataset and model, {runs} runs."])
+
+
+def swept(*datasets: str) -> list[Swept]:
+    """The runs at several learning rates."""
+    found = [result for results in load_results("robustness", datasets).values() for result in results]
+    return [
+        Swept(
+            result["dataset"],
+            result["model"],
+            result["lr"],
+            result["seed"],
+            _metric(result),
+            {name: score(result, name, _metric(result)) for name in result["strategies"]},
+            {name: [(x, 100 * y) for x, y in curve] for name, curve in result["scores"].items()},
+        )
+        for result in found
+    ]
+
+
+def robustness_table(*datasets: str) -> str:
+    """The test scores by learning rate, the best of each rate bold, and how far each strategy falls below its best."""
+    runs = swept(*datasets)
+    rates = sorted({run.rate for run in runs})
+    found = {name: by_rate(runs, name) for name in STRATEGIES if name in runs[0].test}
+    best = {rate: max(round(mean(values[rate]), 1) for values in found.values()) for rate in rates}
+    heading = " | ".join(f"{rate:g}" for rate in rates)
+    lines = [f"| weights | {heading} | best − worst rate |", "| --- |" + " --- |" * (len(rates) + 1)]
+    for name, values in found.items():
+        means = {rate: mean(values[rate]) for rate in rates}
+        cells = [_spread(values[rate], bold=round(means[rate], 1) == best[rate]) for rate in rates]
+        lines.append(f"| {name} | {' | '.join(cells)} | {max(means.values()) - min(means.values()):.1f} |")
+    return "\n".join(lines)
+
+
+def times_table(*datasets: str) -> str:
+    """After how many epochs each strategy reached the best single epoch of the best learning rate."""
+    runs = swept(*datasets)
+    rates = sorted({run.rate for run in runs})
+    rows = {row["strategy"]: row for row in times_to_quality(runs)}
+    lines = [f"| weights | {' | '.join(f'{rate:g}' for rate in rates)} |", "| --- |" + " --- |" * len(rates)]
+    lines += [
+        f"| {name} | {' | '.join(shown_epochs(rows[name], rate) for rate in rates)} |"
+        for name in STRATEGIES
+        if name in rows
+    ]
+    target = next(iter(rows.values()))["target"]
+    return "\n".join([*lines, "", f"The validation score to reach is {target:.1f}, in the mean over seeds."])
 
 
 def _metric(result: Result) -> str:
@@ -305,6 +356,8 @@ OTHERS: dict[str, Callable[..., str]] = {
     "decisions": decisions_table,
     "strategies": strategies_table,
     "ranks": ranks_table,
+    "robustness": robustness_table,
+    "times": times_table,
     "weights": weights_table,
     "hops": hops_table,
 }
@@ -320,6 +373,8 @@ def main() -> None:
     draw_trajectories(
         ROOT / "docs" / "results.png", [("UMLS", "complex"), ("KINSHIP", "complex"), ("FB15k-237", "complex")]
     )
+    if runs := swept():
+        plot_panels(list(panels(runs, LABELS)), ROOT / "docs" / "robustness.png")
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         text = page.read_text(encoding="utf-8")
         new = MARKED.sub(filled, text)

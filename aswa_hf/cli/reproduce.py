@@ -35,7 +35,8 @@ def reproduce(
         str | None, typer.Option(metavar="N,N|N-N", help="Number of epochs (default: the paper's).")
     ] = None,
     rates: Annotated[
-        str | None, typer.Option(metavar="X,X", help="Robustness: learning rates (default: five, over a factor of 100).")
+        str | None,
+        typer.Option(metavar="X,X", help="Robustness: learning rates (default: five, over a factor of 100)."),
     ] = None,
     train_size: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Images: number of training images (default: all).")
@@ -63,11 +64,13 @@ def reproduce(
     from rich.console import Console
     from transformers.utils import logging
 
+    from aswa_hf.plotting import plot_panels
+    from aswa_hf.reproduce import robustness
     from aswa_hf.reproduce.grid import run_grid, state
     from aswa_hf.reproduce.ranks import as_terminal_table, rankings
     from aswa_hf.reproduce.runs import plan
     from aswa_hf.reproduce.show import as_terminal_tables, rows, title
-    from aswa_hf.reproduce.tables import IMAGES, find_dataset, find_models, find_table
+    from aswa_hf.reproduce.tables import IMAGES, MODELS, find_dataset, find_models, find_table
 
     logging.set_verbosity_error()
     chosen = find_table(table)
@@ -104,6 +107,10 @@ def reproduce(
     content = rows(chosen, runs, output_dir)
     heading = title(chosen, runs)
     ranks = rankings(content) if chosen.all_strategies else []
+    swept = robustness.finished(runs, output_dir) if chosen.by_rates else []
+    picture = output_dir / f"{table}.png"
+    if swept:
+        plot_panels(list(robustness.panels(swept, MODELS[chosen.task])), picture)
     if as_json:
         failures = {run.name: reason for run, reason in failed.items()}
         typer.echo(
@@ -113,6 +120,7 @@ def reproduce(
                     "title": heading,
                     "rows": content,
                     "ranks": ranks,
+                    "times": robustness.as_json(swept),
                     "failed": failures,
                     "missing": missing,
                 },
@@ -123,8 +131,14 @@ def reproduce(
     elif possible:
         out = Console()
         out.print(heading, style="bold")
-        for part in (*as_terminal_tables(chosen, content), *as_terminal_table(ranks)):
+        for part in (
+            *as_terminal_tables(chosen, content),
+            *as_terminal_table(ranks),
+            *robustness.as_terminal_tables(swept, MODELS[chosen.task]),
+        ):
             out.print(part)
+        if swept:
+            out.print(f"\nDrawn in {picture}", soft_wrap=True)
     if failed or missing:
         raise typer.Exit(1)
 
@@ -136,7 +150,9 @@ def _names(text: str) -> list[str]:
 def _rates(text: str, table: Table) -> list[float]:
     """The learning rates of `0.01,0.1`."""
     if not table.by_rates:
-        raise ValueError(f"--rates {text} is for the tables of robustness; the runs of table {table.name} have one rate.")
+        raise ValueError(
+            f"--rates {text} is for the tables of robustness; the runs of table {table.name} have one rate."
+        )
     try:
         found = [float(part) for part in _names(text)]
     except ValueError:

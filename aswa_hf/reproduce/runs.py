@@ -61,7 +61,8 @@ class GridRun:
         return "-".join(parts)
 
     def __str__(self) -> str:
-        return f"{self.model} on {self.dataset}, seed {self.seed}, {self.epochs} epochs"
+        rate = f", learning rate {self.settings.lr:g}" if self.settings.strategies == ROBUSTNESS else ""
+        return f"{self.model} on {self.dataset}, seed {self.seed}, {self.epochs} epochs{rate}"
 
 
 def plan(
@@ -78,9 +79,10 @@ def plan(
     for dataset, ratio, model in product(datasets, table.val_ratios, models):
         sweep = table.sweep(dataset) if table.by_rates else Sweep(())
         usual = [sweep.settings["epochs"]] if "epochs" in sweep.settings else table.epochs or [recipe_epochs(model)]
-        for length, rate, seed in product(epochs or usual, rates or sweep.rates or [None], seeds):
-            settings: dict[str, Any] = {**sweep.settings, "dataset": dataset, "model": model, **VARIANTS.get(model, {})}
-            settings |= {"seed": seed, "epochs": length, "strategies": table.strategies}
+        at: list[float | None] = [*(rates or sweep.rates)]
+        for length, rate, seed in product(epochs or usual, at or [None], seeds):
+            settings: dict[str, Any] = {"dataset": dataset, "model": model} | VARIANTS.get(model, {})
+            settings |= {**sweep.settings, "seed": seed, "epochs": length, "strategies": table.strategies}
             settings |= {} if rate is None else {"lr": rate}
             run: KGERun | ImageRun
             if table.task == KGE:

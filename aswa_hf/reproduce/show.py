@@ -30,24 +30,27 @@ def rows(table: Table, runs: Sequence[GridRun], output_dir: Path) -> list[dict[s
     A cell is `{"ours", "deviation", "runs", "paper", "paper_deviation", "difference"}`; missing values are None.
     """
     found = {run: _scores(table, run, output_dir) for run in runs}
-    columns = list(table.columns)
-    if table.by_epochs:
-        columns = [str(length) for length in dict.fromkeys(run.epochs for run in runs)]
     content = []
     for dataset, ratio, model in dict.fromkeys((run.dataset, run.val_ratio, run.model) for run in runs):
         group = [run for run in runs if (run.dataset, run.val_ratio, run.model) == (dataset, ratio, model)]
         paper = _paper_rows(table, dataset, ratio, model)
+        columns = list(table.columns) or list(dict.fromkeys(_column(table, run) for run in group))
         for strategy in (name for name in ORDER if name in (*table.strategies, *["fge"] * table.fge)):
             cells = {}
             for column in columns:
-                some = [run for run in group if not table.by_epochs or str(run.epochs) == column]
-                key = "accuracy" if table.by_epochs else column
+                some = [run for run in group if table.columns or _column(table, run) == column]
+                key = column if table.columns else group[0].settings.metric
                 values = [found[run][strategy, key] for run in some if (strategy, key) in found[run]]
                 cells[column] = _cell(values, paper.get((strategy, column)))
             content.append(
                 {"dataset": dataset, "model": model, "strategy": strategy, "val_ratio": ratio, "columns": cells}
             )
     return content
+
+
+def _column(table: Table, run: GridRun) -> str:
+    """The column of a run in a table that has one for each length or learning rate."""
+    return f"{run.settings.lr:g}" if table.by_rates else str(run.epochs)
 
 
 def _scores(table: Table, run: GridRun, output_dir: Path) -> dict[tuple[str, str], float]:
@@ -95,6 +98,8 @@ def title(table: Table, runs: Sequence[GridRun]) -> str:
     epochs = list(dict.fromkeys(run.epochs for run in runs))
     seeds = list(dict.fromkeys(run.seed for run in runs))
     parts = ["epochs: " + ", ".join(map(str, epochs)), "seeds: " + ", ".join(map(str, seeds))]
+    if table.by_rates:
+        return f"{table.title} ({'; '.join(parts)})"
     if table.task == KGE:
         paper = KGERun(dataset="")
         parts.append(f"d = {paper.dim}, Adam, learning rate {paper.lr}, KvsAll")

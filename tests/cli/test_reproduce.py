@@ -165,6 +165,10 @@ def test_images_with_fge(here, capsys):
         (["nell", "--epochs", "10,20"], "the runs of table nell have one length"),
         (["nell", "--seeds", "3-1"], "--seeds '3-1' contains no number"),
         (["nell", "--train-size", "9"], "--train-size 9 is for tables of images; table nell is about knowledge"),
+        (["nell", "--rates", "0.1"], "--rates 0.1 is for tables of robustness; the runs of table nell have one rate"),
+        (["robustness", "--rates", "0.1,fast"], "--rates 0.1,fast: expected numbers above 0"),
+        (["robustness", "--rates", "0"], "--rates 0: expected numbers above 0"),
+        (["robustness", "--rates", "nan"], "--rates nan: expected numbers above 0"),
     ],
 )
 def test_bad_input_is_one_line(here, arguments, complaint):
@@ -172,3 +176,16 @@ def test_bad_input_is_one_line(here, arguments, complaint):
     assert said.startswith("aswa-hf: ")
     assert complaint in said
     assert "\n" not in said
+
+
+def test_robustness_is_measured_at_several_learning_rates_and_drawn(here, capsys):
+    options = (*COUNTRIES, "--epochs", "2", "--rates", "0.01,0.1", "--seeds", "0")
+    assert call("robustness", *options, "--json") == 0
+    content = json.loads(capsys.readouterr().out)
+    assert list(mrr(content["rows"], "aswa", "0.1")) == list(mrr(content["rows"], "dense-aswa", "0.01"))
+    found = {row["strategy"]: row["epochs"] for row in content["times"]}
+    # The best single epoch reaches its own score, and averages that keep the best are never behind it.
+    assert min(filter(None, found["best"].values())) >= min(filter(None, found["aswa"].values()))
+    assert (here / "runs" / "robustness.png").stat().st_size > 0
+    assert call("robustness", *options) == 0
+    assert "epochs to a validation mrr of" in capsys.readouterr().out
