@@ -150,9 +150,7 @@ def _names(text: str) -> list[str]:
 def _rates(text: str, table: Table) -> list[float]:
     """The learning rates of `0.01,0.1`."""
     if not table.by_rates:
-        raise ValueError(
-            f"--rates {text} is for the tables of robustness; the runs of table {table.name} have one rate."
-        )
+        raise ValueError(f"--rates {text} is for tables of robustness; the runs of table {table.name} have one rate.")
     try:
         found = [float(part) for part in _names(text)]
     except ValueError:
