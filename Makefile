@@ -40,7 +40,7 @@ bench: $(INSTALLED)  ## speed and memory beside the peers and the machine's limi
 	$(BIN)/python benchmarks/queries.py --data countries $(DATA)
 	$(BIN)/python benchmarks/distributed.py
 
-readme: $(INSTALLED)  ## measures anew what the README shows
+readme: $(INSTALLED)  ## measures the figures of the README again
 	$(BIN)/python scripts/measure_readme.py
 
 tables: $(INSTALLED)  ## fills the tables of the pages from results/

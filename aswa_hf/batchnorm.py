@@ -1,4 +1,4 @@
-"""BatchNorm statistics for averaged weights: stale ones give chance accuracy, so they are recomputed.
+"""BatchNorm statistics for averaged weights: stale ones lead to chance accuracy, so they are recomputed.
 
 The running mean and variance of a BatchNorm layer belong to the weights before it. After averaging, the model is run
 on training batches, and each layer's statistics become the mean over these batches.

@@ -64,7 +64,7 @@ SWAP: list[Limit] = [("copy_", "copy_"), ("copy_", "copy_", "copy_"), ("copy_", 
 
 @dataclass
 class Row:
-    """One measured operation, which `start` gives after building the state it works on."""
+    """One measured operation, which `start` returns after building the state it works on."""
 
     name: str
     start: Callable[[], Operation]
@@ -179,7 +179,7 @@ def peer_rows(model: nn.Module, dtype: torch.dtype) -> list[Row]:
         Row("timm ModelEmaV3.update", model_ema, "peer", UPDATE),
     ]
     if dtype != torch.float32:
-        # These two can only average in the model's dtype, which is less to move and soon stands still: shown, but
+        # These two can only average in the model's dtype, which moves less data and soon stops changing: shown, but
         # not compared with.
         for row in rows[1:]:
             row.name, row.kind = f"{row.name} (bf16 average)", "other"
@@ -215,7 +215,7 @@ def page_faults() -> int:
 
 def peak_memory(start: Callable[[], Operation]) -> int:
     """The most bytes that an operation and the state it works on have allocated at any moment."""
-    # The profiler hears of every block from torch's own allocator, temporaries inside an operator included.
+    # torch's allocator reports every block to the profiler, including temporaries inside an operator.
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         operation = start()
         operation()
@@ -252,7 +252,7 @@ class Table:
         return "\n".join([*lines, *(f"  {statement}" for statement in self.statements())])
 
     def statements(self) -> list[str]:
-        """How the measurements stand to the aims."""
+        """Compares the measurements with the aims."""
         ours = [row for row in self.rows if row.kind == "ours"]
         peers = [row for row in self.rows if row.kind == "peer"]
         aim = f" (aim {AIM_TIMES_LIMIT}x)" if self.parameters > 0.99 * AIM_FROM else " (no aim at this size)"

@@ -122,7 +122,7 @@ class Meter:
 
 
 def train(kind: str, strategies: Any, options: argparse.Namespace, meter: Meter) -> float:
-    """One run; gives the seconds of an epoch without evaluation and decision."""
+    """One run; returns the seconds of an epoch without evaluation and decision."""
     AcceleratorState._reset_state(False)
     GradientState._reset_state()
     loading = DataLoaderConfiguration(split_batches=True, use_seedable_sampler=True)
@@ -158,7 +158,7 @@ def train(kind: str, strategies: Any, options: argparse.Namespace, meter: Meter)
 
 
 def work(options: argparse.Namespace) -> None:
-    """What each process does: the runs in turn; the first one tells of them."""
+    """What each process does: the runs in turn; the first process reports them."""
     torch.set_num_threads(1)
     found: dict[str, Any] = {}
     meter = Meter()
@@ -192,7 +192,7 @@ def work(options: argparse.Namespace) -> None:
 
 
 def start(processes: int, arguments: list[str]) -> dict[str, Any]:
-    """Runs this program with `--worker` on so many processes; gives what the first one measured."""
+    """Runs this program with `--worker` on so many processes; returns what the first one measured."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     if processes > 1:
         # This process holds the store, as a launcher does, on a port that the system chooses.

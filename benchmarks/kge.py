@@ -244,7 +244,7 @@ def measure(request: dict[str, Any]) -> None:
 
 
 def peak_memory() -> int:
-    # Not getrusage: what it gives begins with the peak of the parent process.
+    # Not getrusage: its value starts from the peak of the parent process.
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 

@@ -135,7 +135,7 @@ def table(rows: list[Row], batch_size: int) -> str:
 
 
 def statements(rows: list[Row], batch_size: int) -> list[str]:
-    """How the measurements stand to the aim and to the peers."""
+    """Compares the measurements with the aim and the peers."""
     lines = []
     for row in [row for row in rows if row.kind == "ours" and "not augmented" not in row.name]:
         seconds = median(row.seconds)

@@ -5,7 +5,7 @@
     accelerate launch --config_file examples/configs/ddp_8gpu.yaml examples/image_accelerate.py
 
 The data is embedded (scikit-learn's handwritten digits). A run that was stopped or killed is resumed by the same
-command; to begin another one, give it another --output_dir.
+command; to start another one, choose another --output_dir.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     accelerate launch --config_file examples/configs/ddp_8gpu.yaml examples/kge_accelerate.py --dataset PATH
 
 The default data is embedded (the world's countries). A run that was stopped or killed is resumed by the same command;
-to begin another one, give it another --output_dir.
+to start another one, choose another --output_dir.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python scripts/render_model_cards.py runs/umls-keci-0 runs/cifar10-preresnet20-0
     python scripts/render_model_cards.py    # all existing cards again, after a change of the template
 
-The commands that made the runs are in the cards. Beside a card lie the files it was made of: the configuration, the
+The commands that made the runs are in the cards. Beside a card are the files it was made from: the configuration, the
 picture, and of the trajectory file the part that the card uses.
 """
 

@@ -1,6 +1,6 @@
 """Writes the tables of measured results into the pages that show them, and draws the trajectories: `make tables`.
 
-The results are those that `collect_results.py` keeps in `results/`. A table stands between `<!-- table: … -->` and
+The results are those that `collect_results.py` keeps in `results/`. A table is between `<!-- table: … -->` and
 `<!-- /table -->`; in the mark are
 
     <task> <metric> [<dataset>…]    a metric of all strategies by dataset and model; of multi-hop, a shape

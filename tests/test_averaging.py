@@ -101,7 +101,7 @@ def test_a_mean_by_hand_over_mixed_dtypes():
     assert torch.equal(model.w16, torch.full((2,), 3.875, dtype=BF16))
 
 
-def test_a_bf16_models_average_follows_the_exact_mean_where_a_bf16_average_stands_still():
+def test_a_bf16_models_average_follows_the_exact_mean_where_a_bf16_average_stops_changing():
     torch.manual_seed(0)
     model = Weights(w=torch.zeros(16, dtype=BF16))
     average = WeightAverage(model)

@@ -102,7 +102,7 @@ def test_a_forward_of_ones_own_takes_any_batch():
     assert_statistics(model.first, [b + 1 for b in batches])
 
 
-def test_a_function_that_gives_batches_is_called_anew_for_every_pass():
+def test_a_function_that_returns_batches_is_called_for_every_pass():
     model, batches, calls = Net(), make_batches(), []
 
     def read():
@@ -347,7 +347,7 @@ def test_average_and_copy_take_mean_and_running_statistics(policy, weight_of_sec
         assert_same(state(aswa.model), judged)
 
 
-def test_statistics_of_an_average_nobody_scored_are_computed_when_it_is_used_and_once():
+def test_statistics_of_an_average_without_a_score_are_computed_when_it_is_used_and_once():
     model, batches, passes = Net(), make_batches(), []
     swa = SWA(model, train_batches=lambda: passes.append(1) or batches)
     ema = EMA(model, decay=0.5, train_batches=lambda: passes.append(1) or batches)

@@ -95,7 +95,7 @@ def test_a_state_comes_back_bit_for_bit(tmp_path, points):
             assert after["aswa"].model.head.weight is after["aswa"].model.embed.weight
 
 
-def test_a_resumed_run_goes_on_as_the_saved_one(tmp_path):
+def test_a_resumed_run_continues_as_the_saved_one(tmp_path):
     torch.manual_seed(0)
     model = Net()
     whole = strategies(model)
@@ -114,7 +114,7 @@ def test_a_resumed_run_goes_on_as_the_saved_one(tmp_path):
     assert same(states(resumed), states(whole))
 
 
-def test_the_json_file_tells_people_scores_history_and_versions(tmp_path):
+def test_the_json_file_shows_scores_history_and_versions(tmp_path):
     model = nn.Linear(2, 2)
     of = {"aswa": ASWA(model)}
     scores = iter([0.5, 0.4, 0.6])

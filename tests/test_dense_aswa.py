@@ -162,7 +162,7 @@ def test_every_second_step_is_counted_from_the_start_of_the_segment():
     assert decide_on(dense, [6.0], 0.1, 0.1, 0.4) == (SOFT, 4.0)
 
 
-def test_without_step_the_running_weights_are_the_snapshot_and_the_caller_is_told():
+def test_without_step_the_running_weights_are_the_snapshot_with_a_warning():
     dense = DenseASWA(Point(2.0))
     with pytest.warns(UserWarning, match=r"DenseASWA\.step\(\) was not called after optimizer steps") as caught:
         assert dense.update(lambda: 0.5) is INIT
@@ -171,7 +171,7 @@ def test_without_step_the_running_weights_are_the_snapshot_and_the_caller_is_tol
 
 
 @pytest.mark.parametrize("every", [0, -1, 1.5, True])
-def test_an_interval_that_is_no_number_of_steps_is_refused(every):
+def test_an_interval_that_is_not_a_number_of_steps_is_refused(every):
     with pytest.raises(ValueError, match="every must be a whole number of at least 1"):
         DenseASWA(Point(), every=every)
 

@@ -147,7 +147,7 @@ def test_batchnorm_statistics_follow_the_look_ahead_on_shards(processes, tmp_pat
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (4, 2)])
-def test_a_run_goes_on_with_another_number_of_processes(processes, tmp_path, before, after):
+def test_a_run_resumes_with_another_number_of_processes(processes, tmp_path, before, after):
     processes.run("fsdp_jobs.follow", before, tmp_path, last=3, save=True, hybrid=before == 4)
     assert_complete(tmp_path / "state", before)
     (tmp_path / "after").mkdir()
@@ -176,7 +176,7 @@ def assert_complete(folder, world):
     }
 
 
-def test_one_process_without_shards_goes_on_from_three_and_three_from_it(processes, tmp_path):
+def test_one_process_without_shards_resumes_from_three_and_three_from_it(processes, tmp_path):
     processes.run("fsdp_jobs.follow", 3, tmp_path, last=2, save=True)
     of = strategies(make_net(), batchnorm="copy")
     assert load_state(tmp_path / "state", of)["point"] == 2

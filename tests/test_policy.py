@@ -153,7 +153,7 @@ def test_unusable_scores_leave_the_ensemble_empty_and_the_next_point_the_first(
 
 @pytest.mark.parametrize("unusable", [NAN, INF, -INF])
 @pytest.mark.parametrize("greater", [True, False])
-def test_an_infinite_score_is_no_better_than_nan_in_either_direction(unusable, greater):
+def test_an_infinite_score_is_not_better_than_nan_in_either_direction(unusable, greater):
     assert not policy.is_better(unusable, 0.0, greater)
     assert policy.is_better(0.0, unusable, greater)
     assert policy.decide(2, 0.0, unusable, unusable, greater_is_better=greater) == "reject"
@@ -241,7 +241,7 @@ def test_early_stopping_is_the_run_without_a_soft_update():
 
 
 @given(st.lists(FEW, min_size=1, max_size=20), EITHER)
-def test_a_lookahead_that_is_never_usable_gives_early_stopping(running, greater):
+def test_a_lookahead_that_is_never_usable_leads_to_early_stopping(running, greater):
     run = simulate([(float(i), s, NAN) for i, s in enumerate(running)], greater=greater)
     finite = [s for s in running if math.isfinite(s)]
     if not finite:

@@ -65,7 +65,7 @@ def test_records_survive_json_with_every_kind_of_score():
     assert_equal(Trajectory.from_json(strictly(text)), history())
 
 
-def test_a_file_gives_back_what_was_saved(tmp_path):
+def test_a_file_returns_what_was_saved(tmp_path):
     path = tmp_path / "aswa_trajectory.json"
     empty = Trajectory()
     save_trajectories(
@@ -178,7 +178,7 @@ def test_different_histories_give_different_pictures(tmp_path):
     assert all((one != other).any() for one, other in pairwise(pictures))
 
 
-def test_what_lies_outside_the_view_is_told_and_not_marked_at_its_edge():
+def test_what_is_outside_the_view_is_listed_and_not_marked_at_its_edge():
     scores = [0.01, 0.1, *(0.8 + 0.01 * i for i in range(10))]
     trajectory = Trajectory(record(i, SOFT if i else INIT, running_score=s, score=s) for i, s in enumerate(scores))
     axis = draw_trajectories({"aswa": trajectory}).axes[0]

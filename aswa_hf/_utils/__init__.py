@@ -1,1 +1,1 @@
-"""Small pieces that the rest of the package stands on; nothing in here is public."""
+"""Utilities that the rest of the package uses; nothing in here is public."""

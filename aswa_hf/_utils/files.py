@@ -182,7 +182,7 @@ def make_folder(path: str | Path) -> Path:
 def refuse_mistyped(name: str | os.PathLike[str]) -> None:
     """Raises FileNotFoundError if `name` looks like a Hub repository but its first part is a folder here.
 
-    Asking the Hub for it would take long, and tell less.
+    A request to the Hub would take long, and its error would say less.
     """
     path = Path(name).expanduser()
     if path.is_absolute() or len(path.parts) != 2 or path.exists() or not path.parent.is_dir():

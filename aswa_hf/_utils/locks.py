@@ -36,8 +36,8 @@ _held: dict[Path, tuple[int, ExitStack]] = {}
 def hold(folder: Path, name: str) -> None:
     """Locks a folder until `release`.
 
-    A thread runs one training at a time: if it locks a folder again, the earlier training has ended with an error, and
-    nobody told.
+    A thread runs one training at a time: if it locks a folder again, the earlier training has ended with an error
+    without releasing its lock.
     """
     path = folder.resolve() / name
     if path in _held and _held[path][0] == threading.get_ident():

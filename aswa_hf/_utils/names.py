@@ -1,4 +1,4 @@
-"""Names that users give: the nearest known one, and strategies with options, as in "ema(decay=0.9995)"."""
+"""Names that users type: the nearest known one, and strategies with options, as in "ema(decay=0.9995)"."""
 
 from __future__ import annotations
 

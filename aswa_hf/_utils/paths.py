@@ -1,4 +1,4 @@
-"""Folders that others wrote: what is read from one, or shipped with it, must lie inside it."""
+"""Folders that others wrote: what is read from one, or shipped with it, must be inside it."""
 
 from __future__ import annotations
 

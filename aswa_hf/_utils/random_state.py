@@ -61,7 +61,7 @@ def rng_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
     """A state as tensors, for a file."""
     _, words, normal = state["python"]
     tensors = {"python": torch.tensor(words), "python.normal": _optional(normal), "cpu": state["cpu"]}
-    if isinstance(state["numpy"], tuple):  # not if somebody gave NumPy another kind of generator
+    if isinstance(state["numpy"], tuple):  # not if the user has set another kind of generator
         _, words, position, has_normal, normal = state["numpy"]
         tensors["numpy"] = torch.tensor([*words.tolist(), position])
         tensors["numpy.normal"] = _optional(normal if has_normal else None)

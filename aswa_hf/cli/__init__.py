@@ -24,7 +24,7 @@ from aswa_hf.cli.reproduce import reproduce
 from aswa_hf.cli.train import train
 
 DEBUG = "--debug"
-INTERRUPTED = 130  # the exit status typer gives to Ctrl-C
+INTERRUPTED = 130  # typer's exit status for Ctrl-C
 HOW_TO_RESUME = {"train": "; --resume continues from the last checkpoint", "reproduce": "; the same command resumes"}
 OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "not enough memory", "Storage size calculation overflowed")
 UNWRITABLE = ("PytorchStreamWriter failed", "file write failed", "No space left on device")
@@ -57,7 +57,7 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
-    debug: Annotated[  # taken out of the arguments by `main`, so that it may stand anywhere
+    debug: Annotated[  # taken out of the arguments by `main`, so that it may be anywhere in them
         bool, typer.Option(DEBUG, metavar="", help="Show the traceback of an error; works with every command.")
     ] = False,
 ) -> None:
@@ -120,7 +120,7 @@ def _tell_usage(error: Any) -> None:
 
 
 def _say(message: Warning | str, *_place: Any, **_more: Any) -> None:
-    """A warning without the line of code it came from, which tells a user of commands nothing."""
+    """A warning without the line of code it came from, which does not help a user of commands."""
     sys.stderr.write(f"warning: {' '.join(str(message).split())}\n")
 
 

@@ -168,18 +168,18 @@ def steps_per_epoch(trainer: Trainer) -> int:
 class SaveEveryTenth(TrainerCallback):
     """Saves about ten checkpoints per run, each at the end of an epoch, and one when the run is asked to stop.
 
-    Within an epoch the Trainer could not resume exactly: the batches of the rest would be drawn anew.
+    Within an epoch the Trainer could not resume exactly: it would draw the remaining batches again.
     """
 
     def __init__(self, stop: Stop, *, commits: bool = False):
         self.stop = stop
         self.commits = commits
-        self._told = False
+        self._announced = False
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.stop.look()
-        if self.stop.agreed and not self._told:
-            self._told = True
+        if self.stop.agreed and not self._announced:
+            self._announced = True
             logger.warning(f"{self.stop.name}: the run ends after this epoch, with a checkpoint.")
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -160,7 +160,7 @@ class _Branch:
                             return made
                 if status_of(error) == 412:
                     raise ValueError(
-                        f"somebody else has committed to {self.name} since this push began, and nothing was added: "
+                        f"another user has committed to {self.name} since this push began, and nothing was added: "
                         f"look at the new commit, then push again. The Hub: {step.reason(error)}"
                     ) from None
                 raise

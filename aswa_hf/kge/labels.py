@@ -50,7 +50,7 @@ def labelled(entities: list[str], relations: list[str], labels: Mapping[str, Map
     for what, identifiers in (("entities", entities), ("relations", relations)):
         known = labels.get(what, {})
         wanted = [known.get(identifier, identifier) for identifier in identifiers]
-        # A label of several identifiers, or one that is the identifier of another, does not tell them apart.
+        # A label of several identifiers, or one that is the identifier of another, is ambiguous.
         often = Counter(wanted) + Counter(identifiers)
         shown[what] = [
             label if label == identifier or often[label] == 1 else f"{label} ({identifier})"

@@ -96,7 +96,7 @@ class Place:
     def end_epoch(self, accelerator: Accelerator) -> dict[str, float]:
         """Moves to the next epoch; returns the training loss of this one, averaged over all processes."""
         if self.batches == 0:
-            raise ValueError("train_loader gave no batch to train on.")
+            raise ValueError("train_loader yielded no batch to train on.")
         loss = accelerator.reduce(self.loss / self.batches, "mean")
         self.epoch, self.batches = self.epoch + 1, 0
         return {"train_loss": float(loss)}

@@ -1,6 +1,6 @@
 """The figures of the paper's tables, as they are printed there (`paper_figures.tsv`).
 
-The paper's SWA averages from the first epoch on in link prediction (`swa-all`), and from the epoch the SWA paper gives
+The paper's SWA averages from the first epoch on in link prediction (`swa-all`), and from the epoch in the SWA paper
 on CIFAR (`swa`); its plain training is `last`. `CIFAR-10:0.1` has a tenth of the training images for validation. For
 ComplEx with ASWA on WN18RR the paper prints a Hits@10 below Hits@3, which is impossible; it is kept as printed.
 """

@@ -134,7 +134,7 @@ def _example(trainer: Trainer, model: Any, kg: Any) -> dict[str, str] | None:
     images = trainer.eval_dataset
     try:
         if kg is not None and len(kg["test"]):
-            # Weights that have diverged give no example.
+            # There is no example for weights that have diverged.
             return link_example(model, kg) if all(weight.isfinite().all() for weight in model.parameters()) else None
         if hasattr(images, "class_names") and hasattr(images, "labels"):
             return image_example(model, images, "validation")

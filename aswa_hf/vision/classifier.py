@@ -57,7 +57,7 @@ def timm_classifier(
     """A timm model by name with new weights, as a transformers model; `options` go to `timm.create_model`.
 
     `classes` is their number or their names. `size`, `mean` and `std` describe the images it is to be trained on,
-    by default those that its authors used; they are saved with it, so that others prepare their images alike.
+    by default those that its authors used; they are saved with it, so that others prepare images in the same way.
     """
     check_timm_name(name)
     names = [str(label) for label in range(classes)] if isinstance(classes, int) else [str(label) for label in classes]
@@ -91,7 +91,7 @@ def timm_classifier(
 
 
 def check_timm_name(name: str) -> None:
-    """Refuses a model that timm does not have, with the names of similar ones."""
+    """Raises ValueError, with the names of similar ones, for a model that timm does not have."""
     if not timm.is_model(name):
         similar = difflib.get_close_matches(name, timm.list_models(), n=5, cutoff=0.3)
         raise ValueError(f"timm has no model {name!r}. Similar ones: {', '.join(similar)}.")
@@ -102,7 +102,7 @@ def save_timm(
     folder: str | os.PathLike[str],
     state_dict: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Saves a wrapped timm model to a folder that timm and transformers load alike.
+    """Saves a wrapped timm model to a folder that both timm and transformers load.
 
     >>> save_timm(model, "folder")
     >>> timm.create_model("local-dir:folder", pretrained=True)
@@ -136,7 +136,7 @@ def drop_repeated_classes(config: Path) -> None:
 
 
 def save_tensors(state: Mapping[str, Tensor], path: Path, **about: str) -> None:
-    """Writes weights under timm's names in one piece, with what there is to tell about them."""
+    """Writes weights under timm's names in one atomic write, with `about` as metadata of the file."""
     # safetensors refuses memory that is strided (channels last) or shared (tied weights).
     tensors: dict[str, Tensor] = {}
     seen: set[int] = set()

@@ -24,7 +24,7 @@ LABEL_COLUMNS = ("label", "fine_label", "coarse_label")
 
 
 def load_digits(*, train: int = 500, validation: int = 500, seed: int = 0) -> DatasetDict:
-    """scikit-learn's 1,797 real handwritten digits as train, validation and (what is left over) test split.
+    """scikit-learn's 1,797 real handwritten digits as train, validation and (all others) test split.
 
     Columns: `image`, 8×8 pixels of 17 grey levels, the multiples of 15 from 0 to 240, and `label`.
     """
@@ -67,8 +67,8 @@ def load_cifar(
         load_cifar("data/cifar10", train_size=10_000)          # a folder: train.parquet, test.parquet,
                                                                # or train/<class>/*.png, test/<class>/*.png
 
-    The validation images are drawn from the training split, of every class its share and at least one. The same seed
-    draws the same images, whatever `train_size` is: that many of the others are kept for training, drawn likewise.
+    The validation images are drawn from the training split, stratified by class, with at least one of each class. The
+    same seed draws the same images, whatever `train_size` is; so many of the others are then drawn for training.
     """
     check_ratio(val_ratio)
     source = _read(name_or_path, revision, cache_dir)
@@ -85,7 +85,7 @@ def check_ratio(val_ratio: float) -> None:
 def hold_out(
     splits: Mapping[str, Dataset], val_ratio: float, seed: int = 0, *, train_size: int | None = None
 ) -> DatasetDict:
-    """The train split parted into train and validation, of every class its share; the test split as it is."""
+    """Splits train into train and validation, stratified by class; the test split is unchanged."""
     # `Dataset.train_test_split(stratify_by_column="label")` leaves out small classes and refuses small shares, and
     # other images are held out with another `train_size`.
     ids = {split: np.asarray(dataset.with_format("numpy")["label"][:]) for split, dataset in splits.items()}
@@ -99,7 +99,7 @@ def hold_out(
         if not classes <= train_size <= kept.sum():
             raise ValueError(
                 f"train_size is {train_size}. Expected at least {classes}, one image of each class, and at most "
-                f"{kept.sum()}, what validation leaves of the training split."
+                f"{kept.sum()}, the training images that are not used for validation."
             )
         kept = _shares(kept, train_size)
     train, validation = _draw(ids["train"], kept, held_out, seed)
@@ -111,7 +111,7 @@ def hold_out(
 
 
 def _read(name_or_path: str | os.PathLike[str], revision: str | None, cache_dir: Any) -> DatasetDict:
-    """The source as it is, with a train and a test split."""
+    """The unchanged source, with a train and a test split."""
     name, path = os.fspath(name_or_path), Path(name_or_path).expanduser()
     on_disk = path.is_dir() and bool(name)
     refuse_mistyped(path)
@@ -179,7 +179,7 @@ def _two_columns(dataset: Dataset, label: str | None) -> Dataset:
 
 
 def _same_classes(splits: Mapping[str, Dataset]) -> dict[str, Dataset]:
-    """The splits with labels numbered alike, as a `ClassLabel`: in the source they may be numbers or text."""
+    """The splits with one numbering of labels, as a `ClassLabel`: in the source they may be numbers or text."""
     features = {split: dataset.features["label"] for split, dataset in splits.items()}
     if all(isinstance(feature, ClassLabel) for feature in features.values()):
         return dict(splits)
@@ -211,7 +211,7 @@ def _check_classes(ids: Mapping[str, np.ndarray], names: list[str]) -> np.ndarra
         if len(bad):
             raise ValueError(
                 f"Image {bad[0]} of {split} has the label {found[bad[0]]}. Expected one of the {len(names)} classes; "
-                "a folder tells them by names like train/<class>/1.png."
+                "in a folder the names of subfolders are the classes, as in train/<class>/1.png."
             )
     train, test = (np.bincount(ids[split].astype(np.int64), minlength=len(names)) for split in ("train", "test"))
 
@@ -245,7 +245,7 @@ def _shares(counts: np.ndarray, total: int) -> np.ndarray:
 
 
 def _draw(labels: np.ndarray, kept: np.ndarray, held_out: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows for training and rows for validation, as many of each class as is said, in ascending order."""
+    """Rows for training and rows for validation in ascending order, with the given number of each class."""
     train, validation = [], []
     generator = np.random.default_rng(seed)
     for label, (keep, hold) in enumerate(zip(kept, held_out, strict=True)):

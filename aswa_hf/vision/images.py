@@ -1,4 +1,4 @@
-"""Images decoded once to bytes in memory, and made into whole augmented batches of floats from there."""
+"""Images decoded once to bytes in memory, from which complete augmented batches of floats are made."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ Batch = dict[str, Tensor]
 
 
 class ImageTensors(torch.utils.data.Dataset[Batch]):
-    """The images and labels of a dataset, decoded once; a batch is made in one piece, normalised and augmented.
+    """The images and labels of a dataset, decoded once; batches are normalised and augmented as a whole.
 
         train = ImageTensors(splits["train"], augment=True)
         DataLoader(train, batch_size=128, shuffle=True, collate_fn=as_it_is)   # pixel_values (128, 3, 32, 32), labels
 
     Columns: `image` (an `Image`, or an array of bytes: (height, width) or (height, width, channels)) and `label` (a
     `ClassLabel`). Images that are not square, or not all of one size, need `size`, to which they are resized here.
-    `augment` gives a random crop of the image with a black border of an eighth of its size (4 pixels at 32), flipped
+    `augment` takes a random crop of the image with a black border of an eighth of its size (4 pixels at 32), flipped
     in half of the cases; it draws from torch's global generator. `mean` and `std`, one number per channel of an image
     from 0 to 1, default to those of CIFAR-100 for 100 classes (or its 20 coarse ones), otherwise of CIFAR-10; grey
-    images are brought to -1 … 1.
+    images are scaled to -1 … 1.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ImageTensors(torch.utils.data.Dataset[Batch]):
     ):
         if not isinstance(dataset.features.get("label"), ClassLabel) or "image" not in dataset.features:
             raise ValueError(
-                f"Expected columns image and label (a ClassLabel), as load_cifar gives; got {dataset.features}."
+                f"Expected columns image and label (a ClassLabel), as load_cifar returns; got {dataset.features}."
             )
         if not len(dataset):
             raise ValueError(f"There are no images in {dataset.split or 'the dataset'}.")
@@ -76,7 +76,7 @@ class ImageTensors(torch.utils.data.Dataset[Batch]):
         return {name: values[0] for name, values in self.__getitems__([index]).items()}
 
     def __getitems__(self, rows: Sequence[int]) -> Batch:
-        """The batch of these rows; `DataLoader` asks for it in this way if there is one."""
+        """The batch of these rows; `DataLoader` calls this method if a dataset has it."""
         chosen = torch.as_tensor(rows)
         images = self.pixels.index_select(0, chosen)  # which is much faster than self.pixels[chosen]
         if self.augment:
@@ -87,7 +87,7 @@ class ImageTensors(torch.utils.data.Dataset[Batch]):
 
 def crop_and_flip(images: Tensor, tops: Tensor, lefts: Tensor, flips: Tensor, padding: int) -> Tensor:
     """Of each image with a black border, the part of its old size from (top, left) on, mirrored where `flips`."""
-    # Rows are picked as whole pieces of memory, and only then columns one by one: half the time of one index for both.
+    # Rows are copied as contiguous memory first, then single columns: half the time of one index for both.
     count, channels, height, width = images.shape
     padded = torch.nn.functional.pad(images, (padding,) * 4)
     first = torch.arange(count * channels).view(count, channels, 1) * padded.shape[2]
@@ -106,7 +106,7 @@ def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
 
 
 def as_it_is(batch: Any) -> Any:
-    """`collate_fn` of a `DataLoader`, `data_collator` of a Trainer: the dataset has made the batch already."""
+    """`collate_fn` of a `DataLoader`, `data_collator` of a Trainer: the dataset has already collated the batch."""
     return batch
 
 
@@ -124,7 +124,7 @@ def _per_channel(name: str, given: Any, default: Sequence[float], channels: int)
 
 
 def _decode(dataset: Dataset, size: int | None) -> Tensor:
-    """All images as bytes (N, C, H, W): grey ones have one channel, unless there are coloured ones among them."""
+    """All images as bytes (N, C, H, W), with one channel if all are grey."""
     pixels: np.ndarray = np.empty(0, dtype=np.uint8)
     encoded = tqdm(_encoded(dataset), "decoding", len(dataset), unit=" images", delay=2, disable=None, leave=False)
     for index, content in enumerate(encoded):
@@ -146,7 +146,7 @@ def _decode(dataset: Dataset, size: int | None) -> Tensor:
 
 
 def _encoded(dataset: Dataset) -> Iterator[Any]:
-    """The images as they are stored: the bytes or the path of a file, or an array."""
+    """The images as stored: the bytes or the path of a file, or an array."""
     if isinstance(dataset.features["image"], Image):
         dataset = dataset.cast_column("image", Image(decode=False))
     else:

@@ -16,9 +16,9 @@ class Recipe:
     """SGD with momentum, the SWA paper's schedule, and FGE from a point of the same run.
 
     `swa_start` is the first epoch, counted from 1, whose weights SWA averages; half of it is trained at `lr`, and at
-    nine tenths of it the learning rate has come down to `swa_lr`. The rate changes with every step; in the paper's
-    code it changes with every epoch. FGE sets out from the weights after `fge_start` of the run, 80 %, and trains for
-    what is left of it, with cycles of `fge_cycle` epochs between `fge_high` and `fge_low`: it costs a fifth more.
+    nine tenths of it the learning rate has fallen to `swa_lr`. The rate changes with every step; in the paper's
+    code it changes with every epoch. FGE starts from the weights after `fge_start` of the run, 80 %, and trains for
+    the rest of it, with cycles of `fge_cycle` epochs between `fge_high` and `fge_low`: it costs a fifth more.
     """
 
     lr: float
@@ -48,7 +48,7 @@ class Recipe:
         return replace(self, lr=lr, **rates)
 
     def summary(self) -> str:
-        """What it says of a run, in a line."""
+        """Describes a run in one line."""
         return (
             f"{self.epochs} epochs in batches of {self.batch_size}, SGD with learning rate {self.lr:g}, momentum "
             f"{self.momentum:g} and weight decay {self.weight_decay:g}; SWA from epoch {self.swa_start} at "
@@ -57,7 +57,7 @@ class Recipe:
 
     @property
     def fge_epoch(self) -> int:
-        """After how many epochs FGE sets out; at least one is left for it."""
+        """After how many epochs FGE starts; at least one remains for it."""
         return min(round(self.fge_start * self.epochs), self.epochs - 1)
 
     @property
@@ -68,7 +68,7 @@ class Recipe:
 
 # Budgets of 1.5 of plain training, as in the SWA paper's tables. FGE's cycles and rates are chosen after its paper:
 # cycles of 2 epochs for VGG and 4 for ResNets. The commands in its authors' code have cycles of 2 and a lowest rate of
-# 0.01 throughout. There it sets out from 80 % of plain training, here from 80 % of the whole budget.
+# 0.01 throughout. There it starts from 80 % of plain training, here from 80 % of the whole budget.
 _VGG = Recipe(lr=0.05, weight_decay=5e-4, epochs=300, swa_start=161, swa_lr=0.01, fge_high=0.01, fge_cycle=2)
 _PRERESNET = Recipe(lr=0.1, weight_decay=3e-4, epochs=225, swa_start=126, swa_lr=0.01, fge_high=0.05)
 # The one difference between the datasets: pre-activation ResNets have a higher SWA learning rate on CIFAR-100.
@@ -98,12 +98,12 @@ def find_recipe(name: str | None, model: str, num_classes: int) -> tuple[str, Re
         candidates = [architecture + "_cifar100"] if num_classes == 100 else []
         name = next((key for key in (*candidates, architecture) if key in RECIPES), DEFAULT_RECIPE)
     if name not in RECIPES:
-        raise ValueError(f"Unknown recipe {name!r}. Known are {', '.join(RECIPES)}.")
+        raise ValueError(f"Unknown recipe {name!r}. Expected one of {', '.join(RECIPES)}.")
     return name, RECIPES[name]
 
 
 def swa_schedule(optimizer: Optimizer, steps: float, *, swa_lr: float | None = None, last_epoch: int = -1) -> LambdaLR:
-    """The SWA paper's learning rate: constant, then down in a straight line, then constant at `swa_lr`.
+    """The SWA paper's learning rate: constant, then falling linearly, then constant at `swa_lr`.
 
     It falls between 50 % and 90 % of `steps`, counted in calls of `step()`: epochs or optimizer steps. With the
     length of the whole run this is the schedule the paper plots; its code takes the epoch at which averaging starts

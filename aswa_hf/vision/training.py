@@ -28,7 +28,7 @@ def accuracy(predictions: Any) -> dict[str, float]:
 
 
 def chosen_precision(precision: str, use_cpu: bool = False) -> str:
-    """ "fp32", "bf16" or "fp16": what was asked for, or with "auto" the mixed precision that a GPU has."""
+    """Returns "fp32", "bf16" or "fp16": the given precision, or for "auto" the best that the device supports."""
     if precision not in ("auto", "fp32", "bf16", "fp16"):
         raise ValueError(f"precision must be auto, fp32, bf16 or fp16, got {precision!r}.")
     if precision != "auto":
@@ -41,9 +41,9 @@ def chosen_precision(precision: str, use_cpu: bool = False) -> str:
 def image_arguments(
     output_dir: str | Path, recipe: Recipe, *, precision: str = "auto", **options: Any
 ) -> TrainingArguments:
-    """The Trainer's arguments for a recipe, which `options` replace; mixed precision where the device has it.
+    """The Trainer's arguments for a recipe, overridden by `options`; mixed precision if the device supports it.
 
-    The recipe's batch is that of one process, as always with the Trainer: several processes see as many per step.
+    The recipe's batch size is that of one process, as always in the Trainer.
     """
     precision = chosen_precision(precision, bool(options.get("use_cpu")))
     defaults: dict[str, Any] = {
@@ -68,8 +68,8 @@ def image_arguments(
 class ImageTrainer(Trainer):
     """A Trainer for image classifiers: SGD with momentum, the SWA paper's schedule, channels last, accuracy.
 
-    The datasets give finished batches of `pixel_values` and `labels`, as `ImageTensors` does. Where `args` say another
-    learning rate than the recipe, all its rates follow in proportion.
+    The datasets return complete batches of `pixel_values` and `labels`, as `ImageTensors` does. If `args` have another
+    learning rate than the recipe, all rates of the recipe are scaled in proportion.
     """
 
     optimizer: torch.optim.Optimizer | None
@@ -78,7 +78,7 @@ class ImageTrainer(Trainer):
     def __init__(self, model: nn.Module, args: TrainingArguments, recipe: Recipe, **options: Any):
         if args.n_gpu > 1:
             raise ValueError(
-                f"One process is to use {args.n_gpu} GPUs. Start one each: accelerate launch --multi_gpu …"
+                f"One process would use {args.n_gpu} GPUs. Start one process per GPU: accelerate launch --multi_gpu …"
             )
         self.recipe = recipe.at_rate(args.learning_rate)
         model.to(memory_format=torch.channels_last)
@@ -110,14 +110,14 @@ class ImageTrainer(Trainer):
 
 
 class SaveWeights(TrainerCallback):
-    """Puts the running weights after `epoch` epochs into a file that tells the epoch, for FGE to set out from."""
+    """Writes the running weights after `epoch` epochs, from which FGE starts, to a file with the epoch as metadata."""
 
     def __init__(self, path: Path, epoch: int):
         self.path = path
         self.epoch = epoch
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        # Not at the end of the epoch, which comes after its checkpoint: a run killed in between would not come by.
+        # Not at the end of the epoch, which comes after its checkpoint: a run killed in between would never write it.
         if state.global_step * state.num_train_epochs != state.max_steps * self.epoch:
             return
         if args.should_save:
@@ -127,10 +127,10 @@ class SaveWeights(TrainerCallback):
 
 
 class FGETrainer(ImageTrainer):
-    """Fast Geometric Ensembling from the weights now in `model`, for as many epochs as `args` say.
+    """Fast Geometric Ensembling from the weights now in `model`, for the number of epochs in `args`.
 
-    Each snapshot becomes a file in `args.output_dir`; `fge.ensemble()` reads them one at a time. The optimizer
-    starts with no momentum. A resumed run takes the snapshots up to its checkpoint from there.
+    Each snapshot is written to a file in `args.output_dir`; `fge.ensemble()` reads them one at a time. The optimizer
+    starts without momentum. A resumed run reads the snapshots up to its checkpoint from these files.
     """
 
     def __init__(self, model: nn.Module, args: TrainingArguments, recipe: Recipe, **options: Any):
@@ -155,14 +155,14 @@ class FGETrainer(ImageTrainer):
 
 
 class _Collect(TrainerCallback):
-    """Lets FGE take its snapshots, and find those it has taken before the checkpoint of a resumed run."""
+    """Takes the snapshots of FGE, and finds those that were taken before the checkpoint of a resumed run."""
 
     def __init__(self, fge: FGE, file: Callable[[int], Path]):
         self.fge = fge
         self.file = file
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # Steps of the scheduler: with fp16 the Trainer counts some that were none.
+        # Steps of the scheduler: with fp16 the Trainer also counts steps that were skipped.
         done = self.fge.schedule.last_epoch
         taken = {step: self.file(step) for step in range(self.fge.cycle // 2, done + 1, self.fge.cycle)}
         if missing := [path for path in taken.values() if not path.exists()]:

@@ -193,7 +193,7 @@ def test_best_is_the_best_single_checkpoint(greater, chosen, tmp_path):
     assert result.evaluations == 3
 
 
-def test_a_score_that_is_no_number_is_worse_than_any(tmp_path):
+def test_a_score_that_is_not_a_number_is_worse_than_any(tmp_path):
     files = save_values(tmp_path, [math.nan, 2.0, 4.0, math.inf])
     for strategy in ("aswa", "greedy", "best"):
         with pytest.warns(UserWarning, match="counts as worse than any number"):

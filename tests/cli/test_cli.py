@@ -337,7 +337,7 @@ def test_a_killed_image_run_is_resumed_bit_identically(tmp_path):
     ("arguments", "message"),
     [
         ("train image --dataset digits --output-dir i --model resnet_of_dreams", "no model 'resnet_of_dreams'"),
-        ("train image --dataset digits --output-dir i --recipe cake", "Unknown recipe 'cake'. Known are vgg16"),
+        ("train image --dataset digits --output-dir i --recipe cake", "Unknown recipe 'cake'. Expected one of vgg16"),
         (
             "train image --dataset digits --output-dir i --strategies aswa,best,first",
             "has the unknown value 'first'",

@@ -23,7 +23,7 @@ def refused(*arguments):
     return complaint
 
 
-def test_a_folder_is_trained_in_by_one_process_and_ctrl_c_says_how_to_go_on(tmp_path):
+def test_a_folder_is_trained_in_by_one_process_and_ctrl_c_says_how_to_resume(tmp_path):
     run = tmp_path / "run"
     options = ["train", "kge", "--dataset", "countries", "--dim", "8", "--epochs", "3000", "--output-dir", str(run)]
     reader, writer = os.pipe()
@@ -71,7 +71,7 @@ def test_a_full_disk_ends_a_run_in_one_line(tmp_path, monkeypatch, told):
     assert "is the disk full?" in line
 
 
-def test_mistyped_folders_are_told_apart_from_repositories(tmp_path, monkeypatch):
+def test_mistyped_folders_are_not_taken_for_repositories(tmp_path, monkeypatch):
     (tmp_path / "runs" / "umls-keci").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     for command in (
@@ -103,7 +103,7 @@ def test_near_misses_are_found_before_anything_is_loaded(command, message, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_error_that_nobody_expected_is_one_line_and_with_debug_a_traceback(tmp_path, monkeypatch, capsys):
+def test_an_unexpected_error_is_one_line_and_with_debug_a_traceback(tmp_path, monkeypatch, capsys):
     def fail(*args, **options):
         raise KeyError("inside")
 
@@ -119,7 +119,7 @@ def test_an_error_that_nobody_expected_is_one_line_and_with_debug_a_traceback(tm
     assert "in find_table" in capsys.readouterr().err
 
 
-def test_a_model_that_is_no_link_predictor_is_named(tmp_path):
+def test_a_model_that_is_not_a_link_predictor_is_named(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "timm_wrapper"}')
     said = refused("predict", tmp_path, "--head", "a", "--relation", "b")
     assert "contains a model of type 'timm_wrapper', not a link predictor" in said

@@ -81,7 +81,7 @@ def test_a_table_is_run_once_and_shared_with_the_others(here, capsys):
     assert [(folder / "results.json").stat().st_mtime_ns for folder in folders] == written
 
 
-def test_what_fails_is_reported_and_the_others_go_on(here, capsys):
+def test_what_fails_is_reported_and_the_others_continue(here, capsys):
     broken = here / "data" / "Broken"
     broken.mkdir(parents=True)
     for split in ("train", "valid", "test"):
@@ -111,7 +111,7 @@ def test_what_fails_is_reported_and_the_others_go_on(here, capsys):
     assert "lr was 1.0, is 0.1" in capsys.readouterr().err
 
 
-def test_a_killed_grid_goes_on_where_it_was(here, capsys):
+def test_a_killed_grid_resumes_where_it_was(here, capsys):
     asked = ("link-prediction", *COUNTRIES, "--seeds", "0-1", "--epochs", "20", "--output-dir")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # more do not survive a fork

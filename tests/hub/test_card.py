@@ -112,7 +112,7 @@ def test_the_page_of_all_cards_is_up_to_date(tmp_path):
 
 
 @pytest.mark.parametrize("folder", [CARDS[0], CARDS[-1]], ids=lambda folder: folder.name)
-def test_what_a_card_tells_comes_in_its_order(folder):
+def test_the_parts_of_a_card_are_in_order(folder):
     text = (folder / "README.md").read_text(encoding="utf-8")
     found = re.findall(r"^## (.*)$", text, flags=re.MULTILINE)
     assert found == [name for name in SECTIONS if name in found]
@@ -135,7 +135,7 @@ def test_the_metadata_names_library_task_data_and_split(tmp_path):
     assert (image.library_name, image.pipeline_tag) == ("timm", "image-classification")
 
 
-def test_scores_that_are_no_numbers_are_shown_and_never_win(tmp_path):
+def test_scores_that_are_not_numbers_are_shown_and_never_win(tmp_path):
     results = {
         name: {split: {"accuracy": value} for split in ("validation", "test")}
         for name, value in (("aswa", 0.5), ("swa", float("nan")), ("ema", float("inf")))
@@ -262,7 +262,7 @@ def test_a_configuration_that_is_not_of_transformers_is_not_loaded_with_it(tmp_p
     assert "from transformers import" not in card_of(tmp_path, config={"width": 3}, model="Net")
 
 
-def test_how_a_link_predictor_was_ranked_is_told_only_if_it_was_so(tmp_path):
+def test_how_a_link_predictor_was_ranked_is_in_the_card_only_if_it_was_so(tmp_path):
     config = {"model_type": "kge", "num_entities": 3, "num_relations": 2, "inverse_relations": True}
     assert "Every triple is ranked" in card_of(tmp_path, config=config, task="link-prediction")
     text = card_of(tmp_path, config=config, seed=1)

@@ -134,7 +134,7 @@ def test_a_push_that_another_one_overtakes_makes_no_commit_and_can_be_repeated(h
         return send(self, *arguments, **options)
 
     monkeypatch.setattr(HfApi, "create_commit", send_late)
-    with pytest.raises(HubError, match=r"somebody else has committed to main .* then push again.*A commit has"):
+    with pytest.raises(HubError, match=r"another user has committed to main .* then push again.*A commit has"):
         push(hub, kge_run)
     repo = hub.repos["user/model"]
     assert [commit.title for commit in repo.commits[1:]] == ["Add ASWA checkpoint"]
@@ -318,7 +318,7 @@ def test_a_card_says_where_aswa_did_not_win(kge_run, tmp_path):
     assert "For testing." in verdict()
 
 
-def test_what_is_no_run_is_refused(kge_run, tmp_path):
+def test_what_is_not_a_run_is_refused(kge_run, tmp_path):
     with pytest.raises(ValueError, match="There is no folder"):
         write_repository(tmp_path / "nothing", tmp_path / "out", "user/model")
     with pytest.raises(
@@ -397,7 +397,7 @@ def test_weights_that_do_not_fit_or_are_not_finite_are_not_shipped(kge_run, imag
 
 
 @pytest.mark.parametrize("name", ["", "model", "user/", "user/model/more", "user/my model", "user/model.git"])
-def test_what_is_no_name_of_a_repository_is_refused_before_anything_is_written_or_sent(name, hub, kge_run, tmp_path):
+def test_an_invalid_name_of_a_repository_is_refused_before_anything_is_written_or_sent(name, hub, kge_run, tmp_path):
     with pytest.raises(ValueError, match=f"^'{name}' is not the name of a repository. Expected owner/name"):
         push(hub, kge_run, name)
     with pytest.raises(ValueError, match="is not the name of a repository"):

@@ -55,7 +55,7 @@ def test_whole_numbers_are_fine_for_real_settings_and_survive_the_file(tmp_path)
     assert {**loaded.to_dict(), **config.to_dict()} == loaded.to_dict()
 
 
-def test_a_graph_gives_the_config_of_a_model_for_it(tmp_path):
+def test_a_graph_returns_the_config_of_a_model_for_it(tmp_path):
     kg = load_kg(write_graph(tmp_path))
     config = kg.config(scorer="keci", dim=64)
     assert config.to_dict() == KGEConfig(num_entities=3, num_relations=2, scorer="keci", dim=64).to_dict()

@@ -65,7 +65,7 @@ def names(folder):
     return {file.name for file in folder.iterdir()}
 
 
-def test_a_process_without_the_package_gives_the_same_scores_for_every_scorer(tmp_path):
+def test_a_process_without_the_package_computes_the_same_scores_for_every_scorer(tmp_path):
     kg = random_graph(tmp_path / "graph")
     models = [build(kg, scorer) for scorer in SCORERS]
     models.append(build(kg, "keci", p=2, q=3, inverse_relations=False))

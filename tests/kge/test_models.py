@@ -380,7 +380,7 @@ def test_labels_that_do_not_fit_the_queries_are_refused():
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("chunk", [1, 2 * ENTITIES, 1 << 20])
-def test_one_true_tail_gives_cross_entropy(smoothing, chunk, monkeypatch):
+def test_the_loss_of_one_true_tail_is_the_cross_entropy(smoothing, chunk, monkeypatch):
     monkeypatch.setattr("aswa_hf.kge.modeling_kge.CHUNK_ON_CPU", chunk)
     torch.manual_seed(1)
     queries = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
@@ -393,7 +393,7 @@ def test_one_true_tail_gives_cross_entropy(smoothing, chunk, monkeypatch):
 
 
 @every_model
-def test_the_model_gives_the_same_loss_for_sparse_and_dense_labels(cls, options):
+def test_the_model_has_the_same_loss_for_sparse_and_dense_labels(cls, options):
     model = build(cls, **options, label_smoothing=0.1)
     tails, offsets = sparse_labels()
     heads, relations = torch.arange(5), torch.arange(5)

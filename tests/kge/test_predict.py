@@ -106,7 +106,7 @@ def test_a_model_of_any_precision_answers(predictor, dtype, error):
     assert predictor.score("e1", "r1", "e2") == pytest.approx(score, abs=error)
 
 
-def test_a_model_that_diverged_gives_no_answers(predictor):
+def test_a_model_that_diverged_has_no_answers(predictor):
     with torch.no_grad():
         predictor.model.entity_embeddings.weight[3, 0] = torch.nan
     diverged = predictor.vocab.entities[3]

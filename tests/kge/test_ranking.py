@@ -151,7 +151,7 @@ def test_half_precision_models_are_ranked_exactly(dtype, tmp_path):
     assert half == evaluate_link_prediction(model, kg)
 
 
-def test_a_changed_split_is_ranked_anew(tmp_path):
+def test_a_changed_split_is_ranked_again(tmp_path):
     kg = random_graph(tmp_path)
     model = build(kg)
     before = evaluate_link_prediction(model, kg)

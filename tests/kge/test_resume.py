@@ -21,7 +21,7 @@ def test_killed_and_resumed_with_dropout_and_random_negatives_the_run_is_bit_ide
     assert_bit_identical(scheme, tmp_path, "epoch", kills)
 
 
-def test_a_command_killed_terminated_and_interrupted_and_resumed_gives_the_same_results(tmp_path):
+def test_a_command_killed_terminated_and_interrupted_and_resumed_has_the_same_results(tmp_path):
     train = "train kge --dataset countries --dim 16 --lr 0.02 --batch-size 256 --scheme negative_sampling --epochs 40"
     # A checkpoint every fourth epoch; the kill comes soon after one, and long before the next.
     run = warm.run(COMMANDS, tmp_path, "SIGKILL@9", "SIGTERM@14", "SIGINT@22", "--", *train.split())

@@ -16,7 +16,7 @@ from aswa_hf.kge.data import KGVocab, load_kg
 pytestmark = pytest.mark.filterwarnings("error::UserWarning")
 
 
-def test_a_vocabulary_gives_ids(tmp_path):
+def test_a_vocabulary_returns_ids(tmp_path):
     vocab = KGVocab(["france", "new_york", "western_europe"], ["neighbor", "locatedin"])
     assert (vocab.entity_id("new_york"), vocab.relation_id("locatedin")) == (1, 1)
     for labels in (["western_europe", "france"], np.array(["western_europe", "france"])):

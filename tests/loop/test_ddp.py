@@ -85,7 +85,7 @@ def test_two_processes_decide_alike_on_the_same_statistics_and_hold_the_same_ens
     assert any(name.startswith("aswa/") and name.endswith("running_mean") for name in tensors)
 
 
-def test_a_killed_rank_ends_the_run_which_goes_on_from_the_last_checkpoint(runs):
+def test_a_killed_rank_ends_the_run_which_resumes_from_the_last_checkpoint(runs):
     root, ended = runs
     assert ended["launched"][0] != 0
     # Batch 10 is in step 5, the second of the second epoch.
@@ -119,7 +119,7 @@ def test_averaged_statistics_are_the_same_on_all_processes_in_every_evaluation(r
     assert any(name.startswith("ema/") and name.endswith("running_mean") for name in tensors)
 
 
-def test_a_disk_that_is_full_for_one_process_is_told_by_all(runs):
+def test_a_disk_that_is_full_for_one_process_is_reported_by_all(runs):
     root, ended = runs
     assert ended["full"] == [1, 1]
     first, second = ((root / "full" / f"rank{rank}.error").read_text() for rank in (0, 1))
@@ -129,7 +129,7 @@ def test_a_disk_that_is_full_for_one_process_is_told_by_all(runs):
     assert checkpoints(root / "full") == []
 
 
-def test_the_same_global_batch_gives_the_same_run_on_one_and_two_processes(runs):
+def test_the_same_global_batch_is_the_same_run_on_one_and_two_processes(runs):
     ((one, about),) = results(runs[0] / "one")
     two, both_about = both(runs[0] / "two")
     assert both_about["records"] == about["records"]
@@ -153,7 +153,7 @@ def test_link_predictors_are_trained_and_scored_on_two_processes_as_on_one(runs)
         assert found == about["records"][name][-1]["score"]
 
 
-def test_one_process_goes_on_with_the_checkpoint_of_two(runs):
+def test_one_process_resumes_from_the_checkpoint_of_two(runs):
     root, ended = runs
     assert -signal.SIGKILL in ended["fewer"]
     ((_, about),) = results(root / "fewer")

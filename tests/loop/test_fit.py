@@ -289,7 +289,7 @@ def test_a_folder_with_another_run_is_refused(tmp_path):
         Setup().fit(epochs=1, checkpoint_dir=tmp_path)
 
 
-def test_a_folder_that_cannot_be_written_to_is_told_before_training(tmp_path):
+def test_a_folder_that_cannot_be_written_to_is_reported_before_training(tmp_path):
     (tmp_path / "file").touch()
     setup = Setup()
     for folder in (tmp_path / "file", tmp_path / "file" / "below", "/proc/run"):
@@ -361,7 +361,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_started_again(tmp_path):
     assert (tmp_path / "checkpoint-5").is_dir()
 
 
-def test_a_disk_that_fills_while_the_optimizer_is_written_is_told_in_one_line(tmp_path, monkeypatch):
+def test_a_disk_that_fills_while_the_optimizer_is_written_is_reported_in_one_line(tmp_path, monkeypatch):
     def full(*args, **options):
         raise RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 128 vs 22\nframe #0: …")
 
@@ -390,7 +390,7 @@ def test_the_folder_of_a_trainer_is_refused(tmp_path):
         setup.fit(checkpoint_dir=tmp_path)
 
 
-def test_workers_that_stay_are_told_of_when_an_epoch_is_taken_up(tmp_path, caplog):
+def test_persistent_workers_are_reported_when_an_epoch_is_resumed(tmp_path, caplog):
     def run(**options):
         loader = DataLoader(image_data(40, seed=1), 8, shuffle=True, num_workers=1, persistent_workers=True)
         with caplog.at_level(logging.WARNING):
@@ -483,7 +483,7 @@ def test_what_evaluate_returns_must_be_a_score():
         Setup().fit(evaluate=lambda: {"accuracy": 1.0})
 
 
-def test_a_model_that_gives_no_loss_says_what_to_do():
+def test_a_model_without_a_loss_is_an_error_that_says_what_to_do():
     class Silent(ConvNet):
         def forward(self, pixel_values, labels=None):
             return super().forward(pixel_values)
@@ -514,7 +514,7 @@ def test_what_loss_returns_must_be_one_number(value, message):
 def test_an_empty_loader_is_an_error():
     setup = Setup()
     setup.train_loader = DataLoader(image_data(4, seed=1), 8, drop_last=True)
-    with pytest.raises(ValueError, match="train_loader gave no batch"):
+    with pytest.raises(ValueError, match="train_loader yielded no batch"):
         setup.fit()
 
 

@@ -55,7 +55,7 @@ def test_a_sharded_run_measures_decides_and_ends_as_one_of_whole_weights(runs):
         torch.testing.assert_close(sharded[name], tensor, rtol=1e-6, atol=1e-7)
 
 
-def test_a_killed_sharded_run_goes_on_bit_for_bit(runs):
+def test_a_killed_sharded_run_resumes_bit_for_bit(runs):
     # Six steps an epoch: all are saved up to the ninth, then the last of each.
     steps = [int(path.name.removeprefix("checkpoint-")) for path in checkpoints(runs / "killed")]
     assert steps == [1, 2, 3, 4, 5, 6, 7, 8, 12, 18, 24, 30]
@@ -65,7 +65,7 @@ def test_a_killed_sharded_run_goes_on_bit_for_bit(runs):
     assert_same_tensors(tensors, expected)
 
 
-def test_a_sharded_run_goes_on_with_another_number_of_processes(runs):
+def test_a_sharded_run_resumes_with_another_number_of_processes(runs):
     _, about = ended(runs / "three", 3)
     _, expected = ended(runs / "sharded")
     assert about["sharded"]

@@ -169,12 +169,12 @@ def test_smaller_is_better_for_ranks_and_losses_and_they_are_not_pooled(runs_of)
     assert (against.metric, against.wins, against.ties) == (ALL, 1, 1)
 
 
-def test_a_trajectory_tells_which_way_its_metric_is_better(tmp_path):
+def test_a_trajectory_says_which_way_its_metric_is_better(tmp_path):
     folder = run_folder(tmp_path / "run", result(0.5, 0.4, metric="wer"), metric="wer", greater_is_better=False)
     assert gains(by_pair([read_run(folder)]), "last", "wer", "test")[0][("UMLS", "keci")] == pytest.approx(-0.1)
 
 
-def test_values_that_are_no_numbers_are_left_out_and_told(save, tmp_path):
+def test_values_that_are_not_numbers_are_left_out_and_reported(save, tmp_path):
     paths = [
         save("a", result("nan", 0.4)),
         save("b", result(0.5, 0.4, model="b")),
@@ -203,7 +203,7 @@ def test_runs_with_other_strategies_are_compared_where_they_meet(runs_of):
 # Reading
 
 
-def test_runs_with_other_settings_are_told_apart_and_seeds_are_not(runs_of):
+def test_runs_with_other_settings_are_distinguished_and_seeds_are_not(runs_of):
     def settings(seed, lr, dataset):
         return {"dataset": dataset, "model": "keci", "seed": seed, "lr": lr, "strategies": ["aswa"], "recipe": None}
 
@@ -233,7 +233,7 @@ def test_the_same_run_counts_once_and_keeps_its_trajectory(save, tmp_path):
         read_runs([save("b", result(0.6, 0.4)), folder])
 
 
-def test_a_trajectory_alone_gives_its_last_scores(tmp_path):
+def test_a_trajectory_alone_shows_its_last_scores(tmp_path):
     folder = tmp_path / "mine"
     folder.mkdir()
     decided = trajectory(Decision.INIT, Decision.HARD)
@@ -245,7 +245,7 @@ def test_a_trajectory_alone_gives_its_last_scores(tmp_path):
     assert "were not tested on unseen data" in (tmp_path / "report.html").read_text()
 
 
-def test_a_trainers_folder_is_shown_by_its_own_account_and_told_apart_by_its_name(tmp_path):
+def test_a_trainers_folder_is_shown_by_its_own_account_and_distinguished_by_its_name(tmp_path):
     told = {"model": "Bert", "dataset": None, "seed": 0, "epochs": 4}
     for name, score in (("one", 0.8), ("two", 0.9)):
         scores = {strategy: {"validation": {"loss": 0.3, "accuracy": score}} for strategy in ("aswa", "last")}
@@ -287,7 +287,7 @@ def test_a_broken_file_is_one_error_with_its_name(tmp_path, kind):
     assert "broken.json" in str(caught.value)
 
 
-def test_a_folder_that_is_no_run_is_named_with_what_to_do(tmp_path):
+def test_a_folder_that_is_not_a_run_is_named_with_what_to_do(tmp_path):
     with pytest.raises(ValueError, match="nowhere does not exist"):
         read_run(tmp_path / "nowhere")
     with pytest.raises(

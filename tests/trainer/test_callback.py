@@ -107,7 +107,7 @@ def test_saved_pushed_and_reloaded_weights_are_the_ensemble_bit_for_bit(dtype, t
     assert {"aswa_trajectory.json", "README.md", "model.safetensors"} <= pushed["files"]
 
 
-def test_the_trajectory_file_tells_what_the_strategies_know(tmp_path):
+def test_the_trajectory_file_has_what_the_strategies_know(tmp_path):
     callback = with_aswa(trainer := make_trainer("conv", tmp_path), strategies=ALL)
     trainer.train()
     trajectories, about = load_trajectories(tmp_path / "aswa_trajectory.json")
@@ -157,7 +157,7 @@ def test_decides_at_every_evaluation_or_at_epochs_whatever_the_evaluations(every
     assert decided_steps(callback) == ([4, 8, 12, 16, 18] if every == "evaluation" else [6, 12, 18])
 
 
-def test_a_partial_epoch_is_no_decision_point(tmp_path):
+def test_a_partial_epoch_is_not_a_decision_point(tmp_path):
     callback = with_aswa(trainer := make_trainer("conv", tmp_path, save_strategy="no", max_steps=15))
     trainer.train()
     assert decided_steps(callback) == [6, 12]
@@ -468,7 +468,7 @@ def test_a_metric_that_cannot_exist_is_found_before_training(tmp_path):
     assert trainer.state.global_step == 0
 
 
-def test_a_mistyped_metric_is_told_with_the_nearest_names(tmp_path):
+def test_a_mistyped_metric_is_reported_with_the_nearest_names(tmp_path):
     with_aswa(trainer := make_trainer("conv", tmp_path, num_train_epochs=1), metric="acuracy")
     with pytest.raises(ValueError, match=r"'eval_acuracy' is not among .*Did you mean 'accuracy'\?"):
         trainer.train()

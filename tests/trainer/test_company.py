@@ -310,14 +310,14 @@ def test_a_callback_bound_to_another_trainer_says_so(tmp_path):
 
 
 @pytest.mark.parametrize("value", [None, "high", [0.5]])
-def test_a_metric_that_is_no_number_is_named(value, tmp_path):
+def test_a_metric_that_is_not_a_number_is_named(value, tmp_path):
     trainer = make_trainer("conv", tmp_path, compute_metrics=lambda predictions: {"accuracy": value})
     with_aswa(trainer, metric="accuracy")
     with pytest.raises(TypeError, match="The metric 'eval_accuracy' must be one number, got"):
         trainer.train()
 
 
-def test_evaluations_before_and_after_training_are_nobodys_business(tmp_path):
+def test_evaluations_before_and_after_training_have_no_effect(tmp_path):
     callback = with_aswa(trainer := make_trainer("conv", tmp_path, save_strategy="no", num_train_epochs=2))
     before = trainer.evaluate()
     trainer.train()

@@ -93,7 +93,7 @@ def test_the_callback_pushes_the_ensemble_once_in_one_commit(kind, metric, expec
     assert ("recomputed on training data" in card) == (kind in ("timm", "conv"))
 
 
-def test_trainer_push_to_hub_gives_our_card_in_one_commit(hub, tmp_path):
+def test_trainer_push_to_hub_adds_our_card_in_one_commit(hub, tmp_path):
     trainer = trainer_of("text", tmp_path, hub_model_id="user/model")
     callback = with_aswa(trainer, metric="accuracy")
     trainer.train()

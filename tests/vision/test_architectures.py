@@ -130,7 +130,7 @@ def test_the_configuration_is_that_of_cifar_and_names_layers_that_exist(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_features_only_gives_maps_of_the_announced_shapes(name):
+def test_features_only_returns_maps_of_the_announced_shapes(name):
     model = on_meta(name, features_only=True)
     found = model(torch.empty(1, 3, 32, 32, device="meta"))
     assert [map_.shape[1] for map_ in found] == model.feature_info.channels()
@@ -189,7 +189,7 @@ def test_grey_and_larger_images_work(name):
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_channels_last_gives_the_same_logits(name):
+def test_channels_last_has_the_same_logits(name):
     model, batch = timm.create_model(name).double().eval(), images().double()
     expected = model(batch)
     model = model.to(memory_format=torch.channels_last)

@@ -85,7 +85,7 @@ def three_classes(tmp_path):
 # splits
 
 
-def test_every_class_gives_its_share_to_validation(three_classes):
+def test_validation_is_stratified_by_class(three_classes):
     found = load_cifar(three_classes, val_ratio=0.25)
     assert list(found) == ["train", "validation", "test"]
     assert counts(found["validation"]) == [10, 5, 3]

@@ -313,7 +313,7 @@ def test_a_model_of_any_precision_answers(dtype, error):
         assert scores(predictor, query) == pytest.approx(before, abs=error)
 
 
-def test_dropout_plays_no_part_and_training_goes_on():
+def test_dropout_has_no_effect_and_training_continues():
     predictor = build_predictor(DistMult, input_dropout=0.5, query_dropout=0.5)
     expected = scores(predictor, "2p: e0, r0, r1")
     predictor.model.train()

@@ -75,7 +75,7 @@ def test_every_query_has_hard_answers_and_the_answers_are_right(kg, shape):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_small_graph_gives_every_query_that_it_has(tmp_path, shape):
+def test_all_queries_of_a_small_graph_are_returned(tmp_path, shape):
     kg = random_graph(tmp_path, entities=5, relations=2, triples=16, seed=1)
     train, everything = splits(kg)
     labels = [kg.vocab.entities if kind == "entity" else kg.vocab.relations for kind in label_kinds(SHAPES[shape])]
@@ -283,7 +283,7 @@ def test_a_model_whose_scores_overflow_has_no_metrics(kg):
         evaluate_queries(predictor, generate_queries(kg, "1p", n=3))
 
 
-def test_branches_are_told_apart_by_what_they_say():
+def test_branches_are_distinguished_by_their_content():
     a, b = Hop("a", "r"), Hop("b", "r")
     assert canonical(And(a, b)) == canonical(And(b, a)) != canonical(Or(a, b))
     assert has_branches_alike(Hop(Or(a, a), "s"))
