@@ -11,7 +11,6 @@ train.log, console.log               what was logged, and what a grid of runs pr
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aswa_hf._utils.commits import commit, damage
-from aswa_hf._utils.files import read_json, write_text
+from aswa_hf._utils.files import read_json
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.trajectory import Number, save_trajectories
 
@@ -193,11 +192,6 @@ def read_config(path: Path) -> dict[str, Any]:
     """Returns the configuration of a model."""
     config: dict[str, Any] = read_json(path, Config, finite=False)
     return config
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes an object as strict JSON, in one atomic write."""
-    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
 def write_trajectory(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aswa_hf import policy
-from aswa_hf._utils.files import read_json, write_text
+from aswa_hf._utils.files import read_json, write_json
 
 FORMAT = "aswa-trajectory"
 VERSION = 1
@@ -128,7 +127,7 @@ def save_trajectories(
             for name, t in trajectories.items()
         },
     }
-    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+    write_json(path, content)
 
 
 def load_trajectories(path: str | Path) -> tuple[dict[str, Trajectory], dict[str, Any]]:

@@ -8,41 +8,13 @@ import random
 
 import pytest
 import torch
+from point import Point, ensemble, take_steps
 from torch import nn
 
 from aswa_hf import ASWA, Decision, DenseASWA
 from aswa_hf.checkpoint import load_state, save_state
 
 INIT, HARD, SOFT, REJECT = Decision.INIT, Decision.HARD, Decision.SOFT, Decision.REJECT
-
-
-class Point(nn.Module):
-    """A model of one weight, set by hand where training would move it."""
-
-    def __init__(self, value: float = 0.0):
-        super().__init__()
-        self.w = nn.Parameter(torch.full((1,), value))
-
-    @property
-    def value(self) -> float:
-        return self.w.item()
-
-    def move(self, value: float) -> None:
-        with torch.no_grad():
-            self.w.fill_(value)
-
-
-def take_steps(strategy, values: list[float]) -> None:
-    for value in values:
-        strategy.model.move(value)
-        strategy.step()
-
-
-def ensemble(strategy) -> float | None:
-    if not strategy.members:
-        return None
-    with strategy.swapped():
-        return strategy.model.value
 
 
 def decide_on(dense, values: list[float], *scores: float) -> tuple[Decision, float | None]:

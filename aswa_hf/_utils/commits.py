@@ -5,17 +5,16 @@ The marker decides whether the folder is valid. CRC-32 finds every flipped bit, 
 
 from __future__ import annotations
 
-import json
 import zipfile
 import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from aswa_hf._utils.files import sync, write_text
+from aswa_hf._utils.files import read_json, read_object, sync, write_json
 
 FORMAT, VERSION = "aswa-commit", 1
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, zipfile.BadZipFile)
 _CHUNK = 1 << 22
 
 
@@ -34,7 +33,7 @@ def commit(folder: Path, marker: Path) -> None:
     names = (path.relative_to(folder).as_posix() for path in files)
     content = {"format": FORMAT, "version": VERSION, "files": dict(zip(names, sums, strict=True))}
     marker.parent.mkdir(exist_ok=True)
-    write_text(marker, json.dumps(content, indent=2) + "\n")
+    write_json(marker, content)
 
 
 def damage(folder: Path, marker: Path, required: str) -> str | None:
@@ -46,10 +45,10 @@ def damage(folder: Path, marker: Path, required: str) -> str | None:
     if not marker.exists():
         return _structural_damage(folder, required)
     try:
-        files = json.loads(marker.read_text(encoding="utf-8"))["files"]
-        expected = {str(name): (int(about["size"]), int(about["crc32"])) for name, about in files.items()}
-    except UNREADABLE:
+        files = read_json(marker, _Marker)["files"]
+    except (OSError, ValueError):
         return f"{marker.name} cannot be read"
+    expected = {name: (about["size"], about["crc32"]) for name, about in files.items()}
     for name, (size, _) in expected.items():
         if not (folder / name).is_file():
             return f"{name} is missing"
@@ -78,30 +77,22 @@ def _structural_damage(folder: Path, required: str) -> str | None:
     if not (folder / required).is_file():
         return f"it has no {required}"
     for path in (folder / required, *sorted(folder.rglob("*"))):
-        check = {".safetensors": _check_safetensors, ".pt": _check_zip, ".pth": _check_zip}.get(path.suffix)
+        check: Callable[[Path], object] | None = CHECKS.get(path.suffix)
         if path == folder / required and path.suffix == ".json":
-            check = _check_json
+            check = read_object
         if check is not None and path.is_file():
             try:
                 check(path)
-            except UNREADABLE as error:
+            except (OSError, ValueError, zipfile.BadZipFile) as error:
                 return f"{path.relative_to(folder).as_posix()} cannot be read: {error}"
     return None
 
 
-def _check_json(path: Path) -> None:
-    content: Any = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
-        raise ValueError("it is not a JSON object")
-
-
 def _check_safetensors(path: Path) -> None:
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(min(length, path.stat().st_size)))
-    ends = [about["data_offsets"][1] for name, about in header.items() if name != "__metadata__"]
-    if 8 + length + max(ends, default=0) != path.stat().st_size:
-        raise ValueError("it is truncated")
+    # Imports torch, which the command line does not need at its start.
+    from aswa_hf._utils.tensors import read_header
+
+    read_header(path)
 
 
 def _check_zip(path: Path) -> None:
@@ -110,3 +101,19 @@ def _check_zip(path: Path) -> None:
         start = file.read(2)
     if b"PK".startswith(start):
         zipfile.ZipFile(path).close()
+
+
+CHECKS = {".safetensors": _check_safetensors, ".pt": _check_zip, ".pth": _check_zip}
+
+
+@dataclass
+class _File:
+    size: int
+    crc32: int
+
+
+@dataclass
+class _Marker:
+    """The schema of a marker."""
+
+    files: dict[str, _File]

@@ -6,7 +6,7 @@ import difflib
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,11 @@ def write_text(path: str | Path, text: str) -> None:
     """Writes a text file in one atomic write."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: str | Path, content: Mapping[str, Any]) -> None:
+    """Writes an object as strict JSON, in one atomic write."""
+    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
 def read_json(path: str | Path, schema: Any = dict[str, Any], *, finite: bool = True) -> Any:

@@ -17,7 +17,7 @@ from aswa_hf.checkpoints.evaluation import Evaluate, Evaluator, load_model, stat
 from aswa_hf.checkpoints.result import AveragedCheckpoints, finish, refuse_used, scratch_folder
 from aswa_hf.checkpoints.rules import BY_VALIDATION, RULES, Ensemble, written
 from aswa_hf.checkpoints.sources import Paths, find_checkpoints
-from aswa_hf.checkpoints.tensors import Checkpoint
+from aswa_hf.checkpoints.streaming import Checkpoint
 from aswa_hf.experiments.evaluation import Evaluation, find_evaluation
 from aswa_hf.strategies import BATCHNORM_POLICIES
 

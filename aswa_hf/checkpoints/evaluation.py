@@ -20,7 +20,7 @@ from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.averaging import persistent_buffers
 from aswa_hf.batchnorm import Batches, Recalibration
 from aswa_hf.checkpoints.sources import checkpoint_in
-from aswa_hf.checkpoints.tensors import Checkpoint
+from aswa_hf.checkpoints.streaming import Checkpoint
 from aswa_hf.experiments.evaluation import SPLITS, find_evaluation
 from aswa_hf.run_folder import CONFIG, read_config
 

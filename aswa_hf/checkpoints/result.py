@@ -15,7 +15,7 @@ from torch import Tensor
 
 from aswa_hf._utils.files import make_folder, sync
 from aswa_hf.checkpoint import library_versions
-from aswa_hf.checkpoints.tensors import WeightedMean
+from aswa_hf.checkpoints.streaming import WeightedMean
 from aswa_hf.experiments.evaluation import Evaluation
 from aswa_hf.run_folder import TRAJECTORY
 from aswa_hf.trajectory import Trajectory, encode_number, save_trajectories

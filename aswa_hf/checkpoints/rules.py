@@ -15,7 +15,7 @@ from aswa_hf._utils.checks import check_choice, check_whole_number
 from aswa_hf._utils.names import did_you_mean
 from aswa_hf.checkpoints.evaluation import Evaluator, statistics_of
 from aswa_hf.checkpoints.sources import companions
-from aswa_hf.checkpoints.tensors import Checkpoint, WeightedMean, read_checkpoint
+from aswa_hf.checkpoints.streaming import Checkpoint, WeightedMean, read_checkpoint
 from aswa_hf.trajectory import Decision, Record, Trajectory
 
 BY_VALIDATION = ("aswa", "greedy", "best", "swad")

@@ -11,7 +11,7 @@ from typing import Any
 from aswa_hf._utils.files import read_json, refuse_mistyped
 from aswa_hf._utils.paths import WeightsIndex, check_inside
 from aswa_hf._utils.warnings import warn_caller
-from aswa_hf.checkpoints.tensors import UNSHARDED, Checkpoint, check_same_tensors, read_checkpoint
+from aswa_hf.checkpoints.streaming import UNSHARDED, Checkpoint, check_same_tensors, read_checkpoint
 from aswa_hf.run_folder import (
     ADAPTER_CONFIG,
     CARD,

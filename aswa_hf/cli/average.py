@@ -139,11 +139,10 @@ def _quiet_libraries() -> Iterator[None]:
 def _bar() -> Iterator[Progress]:
     """A progress bar over evaluations, on standard error."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    from aswa_hf.experiments.progress import progress_bar
+
+    with progress_bar(Console(stderr=True)) as progress:
         task = progress.add_task("reading headers", total=None)
 
         def show(text: str, done: int, total: int) -> None:

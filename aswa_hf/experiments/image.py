@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from transformers import TrainerCallback, TrainingArguments, set_seed
 
 from aswa_hf._utils.distributed import wait_for_all
-from aswa_hf._utils.files import read_object
+from aswa_hf._utils.files import read_object, write_json
 from aswa_hf._utils.tensors import load_tensors, load_weights, open_tensors
 from aswa_hf.comparison import Named, named_factories
 from aswa_hf.experiments.progress import results_table, steps_shown, verdict
@@ -35,7 +35,7 @@ from aswa_hf.experiments.running import (
     write_results,
 )
 from aswa_hf.experiments.settings import ImageRun
-from aswa_hf.run_folder import SETTINGS, epochs_done, newest_checkpoint, write_json
+from aswa_hf.run_folder import SETTINGS, epochs_done, newest_checkpoint
 from aswa_hf.strategies import SWA
 from aswa_hf.trainer import ASWACallback
 from aswa_hf.trainer.hub import image_example

@@ -16,7 +16,7 @@ from accelerate.logging import get_logger
 from rich.console import Console
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from aswa_hf._utils.files import make_folder, remove_temporary, write_failure, write_text
+from aswa_hf._utils.files import make_folder, remove_temporary, write_failure, write_json, write_text
 from aswa_hf._utils.locks import LOCK_FILE, only_user
 from aswa_hf._utils.random_state import preserved_rng
 from aswa_hf.checkpoint import library_versions
@@ -34,7 +34,6 @@ from aswa_hf.run_folder import (
     epochs_done,
     last_trainer_checkpoint,
     newest_checkpoint,
-    write_json,
     write_trajectory,
 )
 from aswa_hf.strategies import Strategy

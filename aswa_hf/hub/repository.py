@@ -13,7 +13,7 @@ from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # exported, but not in __all__
 from safetensors import SafetensorError, safe_open
 
-from aswa_hf._utils.files import make_folder, read_object, write_text
+from aswa_hf._utils.files import make_folder, read_object, write_json, write_text
 from aswa_hf._utils.paths import check_inside
 from aswa_hf._utils.random_state import preserved_rng
 from aswa_hf.batchnorm import Recalibration, has_batchnorm
@@ -33,7 +33,6 @@ from aswa_hf.run_folder import (
     WEIGHTS_INDEX,
     checkpoints,
     read_config,
-    write_json,
     write_trajectory,
 )
 from aswa_hf.strategies import Strategy

@@ -9,11 +9,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from aswa_hf._utils.files import write_json
 from aswa_hf.checkpoint import library_versions
 from aswa_hf.experiments.evaluation import each_strategy
 from aswa_hf.reproduce.runs import GridRun, printed_to, results
 from aswa_hf.reproduce.tables import SHAPES
-from aswa_hf.run_folder import CONSOLE, write_json
+from aswa_hf.run_folder import CONSOLE
 
 # The paper's settings: 500 queries of every shape, and the ten best entities kept between two hops.
 QUERIES: dict[str, Any] = {"per_shape": 500, "seed": 0, "beam": 10}
