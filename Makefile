@@ -4,7 +4,7 @@ LOWEST ?= python3.10
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-slow test-lowest lint format bench readme tables dist clean
+.PHONY: demo test test-slow test-lowest lint format bench readme tables docs docs-serve dist clean
 
 demo: $(INSTALLED)  ## train on embedded data, compare five strategies, draw the trajectory
 	$(BIN)/aswa-hf demo
@@ -45,6 +45,16 @@ readme: $(INSTALLED)  ## measures the figures of the README again
 
 tables: $(INSTALLED)  ## fills the tables of the pages from results/
 	$(BIN)/python scripts/tables.py
+
+DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
+
+docs: $(INSTALLED)  ## the site in site/; a warning is an error
+	$(BIN)/python -m pip install --quiet --editable ".[docs]"
+	$(DOCS) build --strict
+
+docs-serve: $(INSTALLED)  ## shows the site, and builds it again when a page changes
+	$(BIN)/python -m pip install --quiet --editable ".[docs]"
+	$(DOCS) serve
 
 dist: $(INSTALLED)  ## the source archive and the wheel
 	$(BIN)/python -m pip install --quiet build

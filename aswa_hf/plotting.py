@@ -11,19 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from aswa_hf._utils.files import replacing
+from aswa_hf.style import DECISIONS, GAIN, GREY, LOSS, TIE, strategy_style
 from aswa_hf.trajectory import Decision, Record, Trajectory
 
-# Color and marker of each strategy, the same in every plot.
-STYLES = {
-    "last": ("0.55", "o"),
-    "best": ("tab:brown", "s"),
-    "swa": ("tab:purple", "v"),
-    "ema": ("#8a8a10", "^"),
-    "aswa": ("tab:blue", "D"),
-    "dense-aswa": ("tab:cyan", "d"),
-    "fge": ("#0093a3", "P"),
-}
-OTHER_STYLE = ("tab:pink", "X")
+OURS, _ = strategy_style("aswa")
 
 Estimate = tuple[float, float]  # mean, standard deviation
 
@@ -50,29 +41,24 @@ def draw_trajectories(trajectories: Mapping[str, Trajectory], *, metric: str = "
     def line(scores: Iterable[float | None], **style: Any) -> None:
         axis.plot(x, [math.nan if s is None or not math.isfinite(s) else s for s in scores], **style)
 
-    line((r.running_score for r in trajectories[main]), color="0.55", lw=1.2, marker=".", ms=4, label="running model")
+    line((r.running_score for r in trajectories[main]), color=GREY, lw=1.2, marker=".", ms=4, label="running model")
     for name, style in (("swa", (0, (1, 1))), ("ema", (0, (4, 2)))):
         if name in trajectories and name != main:
             axis.plot(
                 [_position(r) for r in trajectories[name] if r.score is not None],
                 [r.score for r in trajectories[name] if r.score is not None],
-                color="tab:purple" if name == "swa" else "#8a8a10",
+                color=strategy_style(name)[0],
                 ls=style,
                 lw=1.3,
                 label=name.upper(),
             )
-    line((r.score for r in trajectories[main]), color="tab:blue", lw=2.2, label=f"{main.upper()} ensemble")
-    marks = {
-        Decision.INIT: ("tab:blue", "o", "init"),
-        Decision.SOFT: ("tab:green", "^", "soft: average taken"),
-        Decision.HARD: ("tab:orange", "s", "hard: restart from running"),
-        Decision.REJECT: ("tab:red", "x", "reject: unchanged"),
-    }
+    line((r.score for r in trajectories[main]), color=OURS, lw=2.2, label=f"{main.upper()} ensemble")
     _focus(axis, trajectories[main], trajectories.values())
     low, high = axis.get_ylim()
     crowded = len(x) > 80
     scored = [(r, r.score) for r in trajectories[main] if r.score is not None]
-    for decision, (color, marker, label) in marks.items():
+    for decision in Decision:
+        color, marker, label = DECISIONS[decision.value]
         points = [(_position(r), score) for r, score in scored if r.decision is decision and low <= score <= high]
         if points:
             axis.scatter(
@@ -96,7 +82,7 @@ def draw_trajectories(trajectories: Mapping[str, Trajectory], *, metric: str = "
     figure.legend(fontsize=8, loc="outside lower center", ncols=4)
 
     width = min((b - a for a, b in pairwise(x)), default=1.0) * 0.8
-    weights.bar(x, trajectories[main].alphas, width=width, color="tab:blue", alpha=0.7)
+    weights.bar(x, trajectories[main].alphas, width=width, color=OURS, alpha=0.7)
     weights.set_ylabel("α")
     weights.set_xlabel("epoch")
     weights.set_ylim(bottom=0)
@@ -139,7 +125,7 @@ def draw_comparison(
     figure, axis = _rows_figure(len(rows), height=0.4, margin=1.3)
     for place, (name, estimates) in enumerate(columns.items()):
         shift = 0.56 * ((place + 0.5) / len(columns) - 0.5)
-        color, marker = STYLES.get(name, OTHER_STYLE)
+        color, marker = strategy_style(name)
         shown = [(row + shift, *found) for row, found in enumerate(estimates) if found and math.isfinite(found[0])]
         if shown:
             y, x, error = zip(*shown, strict=True)
@@ -228,7 +214,7 @@ def draw_gains(rows: Mapping[str, tuple[Sequence[float], float]], label: str) ->
         values = sorted(gains)
         # Neighbouring dots are shifted up and down, always in the same way.
         heights = [row + 0.12 * ((place % 3) - 1) for place in range(len(values))]
-        colors = ["tab:green" if v > 0 else "tab:red" if v < 0 else "0.5" for v in (round(v, 4) for v in values)]
+        colors = [GAIN if v > 0 else LOSS if v < 0 else TIE for v in (round(v, 4) for v in values)]
         axis.scatter(values, heights, c=colors, s=30, alpha=0.8, linewidths=0, zorder=3)
         axis.plot([median] * 2, [row - 0.32, row + 0.32], color="0.15", lw=2, zorder=4)
     axis.axvline(0, color="0.3", lw=1)
@@ -256,3 +242,14 @@ def as_png(figure: Any) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, dpi=130, format="png")
     return buffer.getvalue()
+
+
+def as_svg(figure: Any) -> str:
+    """Returns a figure as an SVG element for an HTML page, with its text as text."""
+    import matplotlib
+
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "aswa", "font.family": "sans-serif"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]

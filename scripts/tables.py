@@ -34,6 +34,7 @@ from aswa_hf.reproduce.ranks import REFERENCES, rankings, shown_p
 from aswa_hf.reproduce.robustness import Swept, by_rate, panels, shown_epochs, times_to_quality
 from aswa_hf.reproduce.show import ORDER
 from aswa_hf.reproduce.tables import IMAGES, KGE, MODELS, TABLES, plain
+from aswa_hf.style import BLUE, GREEN, ORANGE, PURPLE
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
@@ -335,10 +336,10 @@ def draw_trajectories(path: Path, panels: list[tuple[str, str]]) -> None:
         rows = read_log(results[0])
         for name, label, color in (
             ("last", "running model", "0.6"),
-            ("ema", "EMA", "tab:green"),
-            ("swa-all", "SWA from the first epoch", "tab:orange"),
-            ("swa", "SWA, last quarter", "tab:red"),
-            ("aswa", "ASWA", "tab:blue"),
+            ("ema", "EMA", GREEN),
+            ("swa-all", "SWA from the first epoch", ORANGE),
+            ("swa", "SWA, last quarter", PURPLE),
+            ("aswa", "ASWA", BLUE),
         ):
             points = [(int(row["epoch"]), 100 * float(row[name])) for row in rows if row[name]]
             axis.plot(*zip(*points, strict=True), label=label, color=color, linewidth=1.2 + (name == "aswa"))

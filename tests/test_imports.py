@@ -25,7 +25,9 @@ ORDER = [
     "ensembles",
     "comparison",
     "checkpoint",
+    "style",  # imports nothing
     "plotting",
+    "interactive",
     "run_folder",
     "kge",
     "vision",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -14,11 +13,13 @@ from typing import Any
 
 from aswa_hf._utils.files import make_folder, replacing, write_text
 from aswa_hf.hub.card import LABELS
-from aswa_hf.plotting import as_png, draw_comparison, draw_gains, draw_trajectories
+from aswa_hf.interactive import CSS, trajectory_svg
+from aswa_hf.plotting import as_png, as_svg, draw_comparison, draw_gains, draw_trajectories
 from aswa_hf.report import compare
 from aswa_hf.report.compare import ALL, OURS, Behind, Comparison, Groups, Pair
 from aswa_hf.report.gather import MeasuredRun, read_runs
 from aswa_hf.report.statistics import Spread
+from aswa_hf.style import css_colors
 from aswa_hf.trajectory import Decision, encode_number
 
 TEMPLATE = "page.html"
@@ -81,7 +82,7 @@ def write_report(
 ) -> dict[str, Any]:
     """Writes the page and its plots, and returns the content of the page as plain data.
 
-    The plots are embedded in the page, and also saved as PNG files in the folder `<page>_files` beside it.
+    The plots are in the page as SVG, and saved as PNG files in the folder `<page>_files` beside it.
     """
     output = Path(output)
     if output.suffix.lower() not in (".html", ".htm") or output.is_dir():
@@ -90,9 +91,11 @@ def write_report(
     tasks = [_task(name, list(members)) for name, members in groupby(runs, key=lambda run: run.task)]
     notes += [note for task in tasks for note in _notes(task)]
     pictures: dict[str, bytes] = {}
-    for name, draw in track([job for task in tasks for job in _jobs(task)]):
-        pictures[name] = draw()
-    html = _render(tasks, notes, pictures)
+    drawn: dict[str, str] = {}
+    for name, draw, show in track([job for task in tasks for job in _jobs(task)]):
+        figure = draw()
+        pictures[name], drawn[name] = as_png(figure), show(figure)
+    html = _render(tasks, notes, drawn)
     folder = output.with_name(f"{output.stem}_files")
     make_folder(folder)
     for name, content in pictures.items():
@@ -164,16 +167,16 @@ def _notes(task: Task) -> list[str]:
     return notes
 
 
-def _jobs(task: Task) -> list[tuple[str, Callable[[], bytes]]]:
-    """Returns the plots to draw: the name of the file, and the function that draws it."""
-    jobs: list[tuple[str, Callable[[], bytes]]] = []
+def _jobs(task: Task) -> list[tuple[str, Callable[[], Any], Callable[[Any], str]]]:
+    """Returns the plots to draw: the file, the function that draws it, and the one that shows it in the page."""
+    jobs: list[tuple[str, Callable[[], Any], Callable[[Any], str]]] = []
 
-    def add(key: str, name: str, draw: Callable[[], Any]) -> None:
+    def add(key: str, name: str, draw: Callable[[], Any], show: Callable[[Any], str] = as_svg) -> None:
         taken = set(task.pictures.values())
         stem = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
         file = next(f for i in range(1, len(taken) + 2) if (f := f"{stem}{f'-{i}' if i > 1 else ''}.png") not in taken)
         task.pictures[key] = file
-        jobs.append((file, lambda: as_png(draw())))
+        jobs.append((file, draw, show))
 
     if task.unseen_split:
         add("comparison", f"{task.name} comparison", partial(_draw_comparison, task))
@@ -183,8 +186,14 @@ def _jobs(task: Task) -> list[tuple[str, Callable[[], bytes]]]:
         if run.trajectories:
             seed = "" if run.seed is None else run.seed
             draw = partial(draw_trajectories, run.trajectories, metric=run.metric, title=run.title)
-            add(run.source, f"{task.name} {run.dataset} {run.model} {seed}", draw)
+            add(run.source, f"{task.name} {run.dataset} {run.model} {seed}", draw, partial(_explained, run))
     return jobs
+
+
+def _explained(run: MeasuredRun, _figure: Any) -> str:
+    """The trajectory as the page shows it: each decision with its reason."""
+    better = run.metric not in run.lower
+    return trajectory_svg(run.trajectories, metric=run.metric, greater_is_better=better, panel=False)
 
 
 def _draw_comparison(task: Task) -> Any:
@@ -227,7 +236,7 @@ def decision_summary(run: MeasuredRun) -> dict[str, Any]:
     }
 
 
-def _render(tasks: list[Task], notes: list[str], pictures: dict[str, bytes]) -> str:
+def _render(tasks: list[Task], notes: list[str], drawn: dict[str, str]) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -238,11 +247,12 @@ def _render(tasks: list[Task], notes: list[str], pictures: dict[str, bytes]) -> 
         lstrip_blocks=True,
     )
     environment.filters |= {"number": _number, "gain": lambda v: _number(v, sign="+"), "p": _p}
-    embedded = {name: f"data:image/png;base64,{base64.b64encode(png).decode()}" for name, png in pictures.items()}
     page = environment.get_template(TEMPLATE).render(
         tasks=tasks,
         notes=notes,
-        embedded=embedded,
+        drawn=drawn,
+        colors=css_colors(),
+        plot_css=CSS,
         decision_summary=decision_summary,
         labels=LABELS,
         ours=OURS,

@@ -1,0 +1,117 @@
+"""Draws the pictures of docs/assets/: the moving trajectory of the start page and the four identities of the paper.
+
+    python scripts/draw_docs.py
+
+The trajectory is a run of this repository (model_cards/cifar10-preresnet20-0). The identities are what the rule
+decides for four made-up sequences of scores.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from pathlib import Path
+
+from aswa_hf import policy, style
+from aswa_hf.interactive import CSS, mark, trajectory_svg
+from aswa_hf.trajectory import load_trajectories
+
+ROOT = Path(__file__).resolve().parent.parent
+ASSETS = ROOT / "docs" / "assets"
+RUN = ROOT / "model_cards" / "cifar10-preresnet20-0" / "aswa_trajectory.json"
+MOVING = """\
+@media (prefers-reduced-motion: no-preference) {
+  [data-moving] { stroke-dasharray: 1; animation: draw 6s linear both; }
+  [data-appears] { animation: appear .25s both; }
+  @keyframes draw { from { stroke-dashoffset: 1; } to { stroke-dashoffset: 0; } }
+  @keyframes appear { from { opacity: 0; } to { opacity: 1; } }
+}
+"""
+# Running score and look-ahead score at each of eight epochs.
+RISING = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
+IDENTITIES = [
+    (
+        "Plain training",
+        "every running model is the best so far and beats the look-ahead: all hard, the last epoch is returned",
+        list(zip(RISING, [score - 0.05 for score in RISING], strict=True)),
+    ),
+    (
+        "Early stopping",
+        "hard up to the best epoch, then nothing beats it: the best epoch is returned",
+        [(0.1, 0.0), (0.3, 0.2), (0.5, 0.4), (0.6, 0.5), (0.5, 0.5), (0.45, 0.5), (0.4, 0.5), (0.35, 0.5)],
+    ),
+    (
+        "SWA from the first epoch",
+        "the look-ahead always beats the ensemble and the running model: all soft, every epoch has the same weight",
+        [(0.1, 0.0), *((score - 0.05, score) for score in RISING[1:])],
+    ),
+    (
+        "SWA from epoch j = 4",
+        "hard while the running model improves alone, soft from there on: epochs 4 to 8 have the same weight",
+        [(0.1, 0.0), (0.2, 0.1), (0.3, 0.2), (0.4, 0.3), (0.38, 0.5), (0.4, 0.6), (0.41, 0.7), (0.42, 0.8)],
+    ),
+]
+
+
+def decisions_of(scores: list[tuple[float, float]]) -> list[str]:
+    """Returns what the rule decides at each point."""
+    members, score, found = 0, None, []
+    for running, lookahead in scores:
+        decision = policy.decide(members, score, running, lookahead)
+        members = policy.next_members(members, decision)
+        score = {policy.SOFT: lookahead, policy.REJECT: score}.get(decision, running)
+        found.append(decision)
+    return found
+
+
+def share(alpha: float) -> str:
+    """Returns a weight as a fraction."""
+    return f"1/{round(1 / alpha)}" if 0 < alpha < 1 else f"{alpha:g}"
+
+
+def identities_svg() -> str:
+    """Returns the decisions and the weights α of the four identities, one below the other."""
+    row, width = 132, 820
+    parts = [
+        f'<svg class="aswa-plot" viewBox="0 0 {width} {row * len(IDENTITIES)}" xmlns="http://www.w3.org/2000/svg" '
+        'role="img" aria-label="The decisions and weights of plain training, early stopping and SWA">',
+        f"<style>{style.css_colors('svg')}{CSS}svg {{ background: var(--card); }}</style>",
+    ]
+    for place, (title, text, scores) in enumerate(IDENTITIES):
+        decisions = decisions_of(scores)
+        alphas = policy.ensemble_weights(decisions)
+        top = place * row
+        parts.append(f'<text x="12" y="{top + 22}" font-weight="600">{escape(title)}</text>')
+        parts.append(f'<text class="quiet" x="12" y="{top + 40}">{escape(text)}</text>')
+        for i, (decision, alpha) in enumerate(zip(decisions, alphas, strict=True)):
+            x = 120 + i * 88
+            parts.append(mark(decision, x, top + 60, 6))
+            parts.append(f'<text class="quiet" x="{x + 12}" y="{top + 65}">{decision}</text>')
+            tall = 34 * alpha**0.5  # so that 1/8 can be seen beside 1
+            if alpha:
+                parts.append(
+                    f'<rect class="alpha" x="{x - 8}" y="{top + 112 - tall:.1f}" width="52" height="{tall:.1f}"/>'
+                )
+            parts.append(f'<text class="quiet" x="{x + 48}" y="{top + 112}">{share(alpha)}</text>')
+        parts.append(f'<text class="quiet" x="12" y="{top + 65}">decision</text>')
+        parts.append(f'<text class="quiet" x="12" y="{top + 112}">weight α</text>')
+        parts.append(f'<path class="grid" d="M12 {top + 114}H{width - 12}"/>')
+    return "".join([*parts, "</svg>"])
+
+
+def moving_svg() -> str:
+    """Returns a run that is drawn in six seconds."""
+    trajectories, about = load_trajectories(RUN)
+    svg = trajectory_svg(trajectories, metric=about["metric"], panel=False, animated=True)
+    head, rest = svg.split(">", 1)
+    look = style.css_colors("svg") + CSS + MOVING + "svg { background: var(--card); }"
+    return f"{head}><style>{look}</style>{rest}"
+
+
+def main() -> None:
+    ASSETS.mkdir(exist_ok=True)
+    (ASSETS / "trajectory.svg").write_text(moving_svg() + "\n", encoding="utf-8")
+    (ASSETS / "identities.svg").write_text(identities_svg() + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
