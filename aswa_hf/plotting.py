@@ -177,7 +177,7 @@ def draw_panels(rows: Sequence[Sequence[Panel]]) -> Any:
         for name, curve in panel.curves.items():
             if not curve:
                 continue
-            color, marker = STYLES.get(name, OTHER_STYLE)
+            color, marker = strategy_style(name)
             ours = name.endswith("aswa")
             x = list(curve)
             low, middle, high = zip(*curve.values(), strict=True)
