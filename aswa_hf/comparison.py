@@ -298,6 +298,7 @@ def decide(
             known[name] = _metrics_of(strategy, [running, *evaluated], score)
         if isinstance(strategy, ASWA):
             logs |= {f"{name}/decision": decision.code, f"{name}/members": strategy.members}
+            logs |= {f"{name}/{kind}": found for kind, found in strategy.trajectory[-1].scores.items()}
     return reported(known, score) | logs
 
 

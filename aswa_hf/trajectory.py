@@ -14,6 +14,7 @@ from aswa_hf._utils.files import read_json, write_json
 
 FORMAT = "aswa-trajectory"
 VERSION = 1
+SCORES = ("running_score", "lookahead_score", "score", "snapshot_score")
 
 Number = float | Literal["nan", "inf", "-inf"]
 """A number in a JSON file, as `encode_number` writes it."""
@@ -48,6 +49,12 @@ class Record:
     snapshot_score: float | None = None
     """The score of a snapshot that is not the running model: the mean of the weights since the last decision."""
 
+    @property
+    def scores(self) -> dict[str, float]:
+        """The scores that are known, by name."""
+        found = {name: getattr(self, name) for name in SCORES}
+        return {name: score for name, score in found.items() if score is not None}
+
     def to_json(self) -> dict[str, Any]:
         values = asdict(self) | {"decision": self.decision.value}
         if self.snapshot_score is None:
@@ -59,8 +66,7 @@ class Record:
         expected = [field.name for field in fields(cls) if field.name != "snapshot_score"]
         if not isinstance(values, Mapping) or sorted(values.keys() - {"snapshot_score"}) != sorted(expected):
             raise ValueError(f"A record of a trajectory must have the keys {expected}, got {values!r}.")
-        names = ("running_score", "lookahead_score", "score", "snapshot_score")
-        scores = {name: decode_number(values.get(name)) for name in names}
+        scores = {name: decode_number(values.get(name)) for name in SCORES}
         return cls(**{**values, **scores, "decision": Decision(values["decision"])})
 
 

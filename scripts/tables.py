@@ -13,6 +13,7 @@ The results are those that `collect_results.py` keeps in `results/`. A table is 
     times <dataset>                 epochs to the quality of the best single epoch at the best learning rate
     weights                         the first weights of the paper's code beside ours
     hops                            the paper's way to join two hops beside ours
+    language                        the loss of fine-tuned language models by task, on validation and held-out data
 
 Without names, all datasets that were run as long as the paper did.
 """
@@ -351,6 +352,27 @@ def draw_trajectories(path: Path, panels: list[tuple[str, str]]) -> None:
     plt.close(figure)
 
 
+def language_table() -> str:
+    """Mean ± standard deviation of the loss over seeds, the lowest of each row bold."""
+    groups: dict[str, list[Result]] = defaultdict(list)
+    for path in sorted((RESULTS / "language").glob("*.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        groups[result["task"]].append(result)
+    names = ["last", "best", "ema", "bema", "swa", "aswa", "dense-aswa"]
+    lines = [f"| task | data | {' | '.join(names)} |", "| --- | --- |" + " --- |" * len(names)]
+    for task, results in groups.items():
+        for split, label in (("validation", "validation"), ("test", "held out")):
+            losses = [[result["strategies"][name][split]["loss"] for result in results] for name in names]
+            best = min(round(mean(values), 3) for values in losses)
+            cells = [
+                ("**{}**" if round(mean(values), 3) == best else "{}").format(f"{mean(values):.3f}")
+                + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
+                for values in losses
+            ]
+            lines.append(f"| {task} | {label} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 OTHERS: dict[str, Callable[..., str]] = {
     "shapes": shapes_table,
     "paper": paper_table,
@@ -361,6 +383,7 @@ OTHERS: dict[str, Callable[..., str]] = {
     "times": times_table,
     "weights": weights_table,
     "hops": hops_table,
+    "language": language_table,
 }
 
 

@@ -24,6 +24,7 @@ ORDER = [
     "strategies",
     "ensembles",
     "comparison",
+    "schedule",
     "checkpoint",
     "style",  # imports nothing
     "plotting",

@@ -119,9 +119,9 @@ class Place:
         return iterator
 
     def save(
-        self, accelerator: Accelerator, root: Path, strategies: Mapping[str, Strategy], loader: Any, *, metric: Any
+        self, accelerator: Accelerator, root: Path, strategies: Mapping[str, Strategy], loader: Any, **about: Any
     ) -> Path:
-        """Writes the checkpoint of this step; all processes must call it."""
+        """Writes the checkpoint of this step, with plain values `about` the run; all processes must call it."""
         folder = checkpoint_folder(root, self.step)
         temporary = _hidden(folder)
         try:
@@ -137,7 +137,7 @@ class Place:
                         epoch=self.epoch,
                         batches=self.batches,
                         step=self.step,
-                        metric=metric,
+                        **about,
                         processes=accelerator.num_processes,
                         history=encode_number(self.history),
                         metrics=encode_number(self.metrics),
@@ -163,8 +163,8 @@ class Place:
         *,
         metric: Any,
         epochs: int,
-    ) -> None:
-        """Restores a checkpoint: position, model, optimizer, scheduler and strategies."""
+    ) -> dict[str, Any]:
+        """Restores a checkpoint: position, model, optimizer, scheduler and strategies. Returns what else it holds."""
         refuse_other_sharding(folder, sharded=accelerator.distributed_type == DistributedType.FSDP)
         content = load_state(folder / STATE_FOLDER, strategies)
         if "processes" not in content:
@@ -191,7 +191,7 @@ class Place:
             if self.batches and getattr(loader, "persistent_workers", False):
                 logger.warning("Persistent workers (persistent_workers=True) continue with other random numbers.")
             self._take_up(ranks[accelerator.process_index], loader)
-            return
+            return content
         logger.warning(
             f"{folder} was saved by {content['processes']} processes, this run has {accelerator.num_processes}: it "
             "resumes from there, but with other random numbers."
@@ -202,6 +202,7 @@ class Place:
             self.epoch_began, self.now = _state(loader), rng_state()
             mean = torch.stack([rank["loss"] for rank in ranks]).mean() / content["batches"]
             self.loss.copy_(mean * self.batches)
+        return content
 
     def _of_this_rank(self, loader: Any) -> dict[str, Tensor]:
         """The random states, as tensors."""

@@ -51,6 +51,7 @@ from aswa_hf.loop.checks import (
     prepared,
 )
 from aswa_hf.run_folder import write_trajectory
+from aswa_hf.schedule import EvaluationBudget, Every, check_share
 from aswa_hf.strategies import Strategy, take_step
 from aswa_hf.trajectory import Trajectory
 
@@ -59,7 +60,7 @@ logger = get_logger(__name__)
 
 @dataclass
 class FitResult:
-    """The result of `fit`: the strategies with their weights, a row of numbers for every epoch, and the last step."""
+    """The result of `fit`: the strategies with their weights, a row per epoch and decision, and the last step."""
 
     strategies: dict[str, Strategy]
     history: list[dict[str, Any]]
@@ -88,7 +89,8 @@ def fit(
     apply: str | None = "aswa",
     metric: Metric | None = None,
     greater_is_better: bool | None = None,
-    every: int = 1,
+    every: int | str = 1,
+    max_eval_share: float | None = None,
     hard_updates: bool = True,
     batchnorm: str = "recalibrate",
     bn_batches: int | None = None,
@@ -114,7 +116,10 @@ def fit(
             `ASWACallback`. `strategies={}, apply=None` is plain training.
         metric: which of several metrics decides: a name, a dict of weights, or a function of the metrics.
         greater_is_better: by default True, unless the metric's name ends with "loss".
-        every: the number of epochs from one decision to the next.
+        every: the number of epochs from one decision to the next, or of optimizer steps as in "500 steps"; by steps,
+            the last step of the run is a decision point too.
+        max_eval_share: the share of the run's time that decisions may take: a decision point at which evaluating would
+            exceed it is skipped. To evaluate on a part of the data, build its loader from `fixed_subset`.
         hard_updates, batchnorm, bn_batches, dtype, device: as in `ASWACallback`.
         checkpoint_dir: where checkpoints go. With one, SIGTERM and Ctrl-C save before they end the run, and the same
             call resumes from the last checkpoint, bit for bit as in an uninterrupted run.
@@ -129,14 +134,16 @@ def fit(
     factories = named_factories(strategies)
     score = Score(metric if metric is not None else "score")
     flags = {"greater_is_better": greater_is_better, "hard_updates": hard_updates, "resume": resume}
-    counts = {"epochs": epochs, "every": every, "save_every": save_every}
+    counts = {"epochs": epochs, "save_every": save_every}
+    interval = Every.parse(every, evaluations=False)
+    check_share(max_eval_share)
     optional = {"save_steps": save_steps, "save_total_limit": save_total_limit}
     check_options(apply, factories, batchnorm, bn_batches, flags)
     check_arguments(accelerator, model, {"evaluate": evaluate, "loss": loss}, counts, optional, max_grad_norm)
     check_training(optimizer, train_loader, scheduler)
     check_accelerator_supported(accelerator, train_loader, checkpoint_dir)
-    if every > epochs and factories:
-        raise ValueError(f"every={every} is more than epochs={epochs}: the run would never decide.")
+    if interval.unit == "epoch" and interval.count > epochs and factories:
+        raise ValueError(f"every={every!r} is more than epochs={epochs}: the run would never decide.")
     if greater_is_better is None:
         greater_is_better = not score.label.endswith("loss")
     model, optimizer, train_loader, scheduler = prepared(accelerator, model, optimizer, train_loader, scheduler)
@@ -145,7 +152,13 @@ def fit(
     options: dict[str, Any] = {"batchnorm": batchnorm, "bn_batches": bn_batches, "dtype": dtype, "device": device}
     options |= {"greater_is_better": greater_is_better, "hard_updates": hard_updates}
     options |= {"train_batches": train_loader, "bn_forward": lambda batch: loss(module, batch)}
-    shadows = build_strategies(factories, module, options, total=epochs // every)
+    per_epoch = length_of(train_loader)
+    length: dict[str, int | None] = {"total": epochs // interval.count}
+    if interval.by_steps or max_eval_share is not None:  # the number of decision points is not known
+        steps = per_epoch and epochs * -(-per_epoch // accelerator.gradient_accumulation_steps)
+        length = {"total_steps": steps}
+    shadows = build_strategies(factories, module, options, **length)
+    budget = EvaluationBudget(max_eval_share)
     place = Place(loss=torch.zeros((), device=accelerator.device))
     root = Path(checkpoint_dir) if checkpoint_dir is not None else None
 
@@ -163,16 +176,36 @@ def fit(
 
     def save() -> None:
         if root is not None:
-            folder = place.save(accelerator, root, shadows, train_loader, metric=score.description)
+            about = {"metric": score.description, "budget": budget.state_dict()}
+            folder = place.save(accelerator, root, shadows, train_loader, **about)
             if accelerator.is_main_process:
                 drop_all_but(save_total_limit, root)
             stop.end_run(folder)
+
+    def decide_now(epoch: float) -> dict[str, Any]:
+        """The metrics of a decision point; none if it is skipped."""
+        if budget.exceeded(accelerator.device):
+            if budget.skipped == 1:
+                logger.warning(budget.why_skipped())
+            return {}
+        with budget.spending():
+            # As the next training step would: each rank has BatchNorm statistics of its own batches.
+            if getattr(model, "broadcast_buffers", True):
+                broadcast_from_rank_0(persistent_buffers(module).values())
+            running = measure()
+            decided = decide(shadows, measure, running, score, place.metrics, step=place.step, epoch=epoch)
+        scores = {name: strategy.score for name, strategy in shadows.items()}
+        bar.set_postfix({name: f"{found:.4g}" for name, found in scores.items() if found is not None})
+        return running | decided
+
+    def report(row: dict[str, Any]) -> None:
+        place.history.append(row)
+        accelerator.log(row, step=place.step)
 
     def is_saved_next() -> bool:
         """Whether a checkpoint comes after the next optimizer step."""
         return root is not None and bool(stop.agreed or (save_steps and (place.step + 1) % save_steps == 0))
 
-    per_epoch = length_of(train_loader)
     hidden = not (progress and accelerator.is_main_process)
     with (
         opened(accelerator, root, resume) as last,
@@ -180,7 +213,9 @@ def fit(
         tqdm(total=per_epoch and per_epoch * epochs, unit="batch", disable=hidden) as bar,
     ):
         if last is not None:
-            place.load(accelerator, last, shadows, train_loader, metric=score.description, epochs=epochs)
+            found = place.load(accelerator, last, shadows, train_loader, metric=score.description, epochs=epochs)
+            if "budget" in found:  # not in checkpoints of version 0.1
+                budget.load_state_dict(found["budget"])
             bar.initial = bar.n = (per_epoch or 0) * place.epoch + place.batches
         while place.epoch < epochs:
             bar.set_description(f"epoch {place.epoch + 1}/{epochs}")
@@ -203,24 +238,22 @@ def fit(
                 place.step += 1
                 if not optimizer.step_was_skipped:
                     take_step(shadows.values())
+                if interval.is_due_at_step(place.step, None) and not accelerator.gradient_state.end_of_dataloader:
+                    epoch = place.epoch + (place.batches / per_epoch if per_epoch else 0)
+                    if found := decide_now(epoch):
+                        report({"epoch": epoch, "step": place.step, **found})
+                    model.train()
                 stop.look()
                 if place.can_be_saved and not accelerator.gradient_state.end_of_dataloader:
                     save()
 
             row = {"epoch": place.epoch + 1, "step": place.step, **place.end_epoch(accelerator)}
-            if place.epoch % every == 0:
+            ended = interval.unit == "epoch" and place.epoch % interval.count == 0
+            if ended or interval.is_due_at_step(place.step, place.step if place.epoch == epochs else None):
                 bar.set_description("evaluating")
-                # As the next training step would: each rank has BatchNorm statistics of its own batches.
-                if getattr(model, "broadcast_buffers", True):
-                    broadcast_from_rank_0(persistent_buffers(module).values())
-                running = measure()
-                decided = decide(shadows, measure, running, score, place.metrics, step=place.step, epoch=place.epoch)
-                row |= running | decided
-                scores = {name: strategy.score for name, strategy in shadows.items()}
-                bar.set_postfix({name: f"{found:.4g}" for name, found in scores.items() if found is not None})
+                row |= decide_now(place.epoch)
             row["learning_rate"] = optimizer.param_groups[0]["lr"]
-            place.history.append(row)
-            accelerator.log(row, step=place.step)
+            report(row)
             stop.look(now=True)
             due = place.epoch % save_every == 0 or (save_steps and place.step % save_steps == 0)
             if due or stop.agreed or place.epoch == epochs:

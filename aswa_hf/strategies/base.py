@@ -248,7 +248,7 @@ class Strategy(ABC):
 
     def _score(self, evaluate: Evaluate, of: str) -> float:
         """Returns the score of the weights now in the model, the same on every rank."""
-        with _preserved_modes(self.model):
+        with preserved_modes(self.model):
             value = evaluate()
         try:
             score = float(value)
@@ -348,7 +348,7 @@ def take_step(strategies: Iterable[Strategy]) -> None:
 
 
 @contextmanager
-def _preserved_modes(model: nn.Module) -> Iterator[None]:
+def preserved_modes(model: nn.Module) -> Iterator[None]:
     """Restores training and evaluation mode on leaving: a validation that forgets to would turn off dropout."""
     modes = [(module, module.training) for module in model.modules()]
     try:

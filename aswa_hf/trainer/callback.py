@@ -31,7 +31,9 @@ from aswa_hf.comparison import (
 )
 from aswa_hf.plotting import plot_trajectories
 from aswa_hf.run_folder import PICTURE, checkpoint_folder, commit_checkpoint, write_trajectory
+from aswa_hf.schedule import EvaluationBudget, Every, check_share, check_subset
 from aswa_hf.strategies import Strategy, take_step
+from aswa_hf.strategies.base import preserved_modes
 from aswa_hf.trainer.files import (
     check_before_loading,
     commit_saved,
@@ -47,12 +49,13 @@ from aswa_hf.trainer.files import (
 from aswa_hf.trainer.hub import check_token, describe_run, push_at_end, replace_card, repository_of
 from aswa_hf.trainer.options import (
     added_by_log,
-    check_every,
     check_metric_exists,
     check_trainer_supported,
     choose_direction,
     choose_metric,
     datasets_of_metric,
+    evaluating_on,
+    evaluation_subset,
     followed_strategy,
     order_callbacks,
     refuse_second,
@@ -83,8 +86,13 @@ class ASWACallback(TrainerCallback):
             has a decay of 0.999 that warms up.
         apply: the strategy whose weights are in the model after training; "auto" is the one with the best validation
             score, None leaves the running weights.
-        every: when to decide: "epoch", "evaluation" (whenever the Trainer evaluates), or a number of epochs. The
-            incomplete epoch at the end of a run is not a decision point.
+        every: when to decide: "epoch", "evaluation" (whenever the Trainer evaluates), a number of epochs, or of
+            optimizer steps as in "500 steps". By steps, the last step of the run is a decision point too; an
+            incomplete epoch at the end of a run is not.
+        max_eval_share: the share of the run's time that decisions may take: a decision point at which the evaluations
+            of averaged weights would exceed it is skipped.
+        eval_subset: decide on a fixed part of the evaluation data: a number of examples, or a fraction. The running
+            model is then evaluated on it too.
         greater_is_better: by default as in `TrainingArguments`: False for the loss, True for anything else.
         hard_updates: whether ASWA may restart from the running weights; False is Algorithm 1 of the paper.
         batchnorm: where the BatchNorm statistics of averaged weights come from: "recalibrate" recomputes them on
@@ -98,7 +106,8 @@ class ASWACallback(TrainerCallback):
             push is logged as an error, and the model is saved in `output_dir`.
 
     The running model trains exactly as it would without the callback, and checkpoints hold its weights. Each decision
-    costs one evaluation for every averaged strategy, and a pass over training batches if the model has BatchNorm.
+    costs one evaluation for every averaged strategy, one of the running model if the Trainer does not evaluate at that
+    step, and a pass over training batches if the model has BatchNorm.
     """
 
     def __init__(
@@ -108,7 +117,9 @@ class ASWACallback(TrainerCallback):
         strategies: Strategies | None = None,
         apply: str | None = "aswa",
         *,
-        every: Literal["epoch", "evaluation"] | int = "epoch",
+        every: Literal["epoch", "evaluation"] | int | str = "epoch",
+        max_eval_share: float | None = None,
+        eval_subset: int | float | None = None,
         greater_is_better: bool | None = None,
         hard_updates: bool = True,
         batchnorm: str = "recalibrate",
@@ -118,13 +129,17 @@ class ASWACallback(TrainerCallback):
         resume_from: str | Path | None = None,
         push_to_hub: bool | str = False,
     ):
-        check_every(every)
+        self._every = Every.parse(every)
+        check_share(max_eval_share)
+        check_subset(eval_subset)
         self._factories = named_factories(strategies if strategies is not None else ("aswa",))
         flags = {"greater_is_better": greater_is_better, "hard_updates": hard_updates}
         check_options(apply, self._factories, batchnorm, bn_batches, flags)
         if metric is not None:
             Score(metric)  # an invalid metric raises here, not after the first epoch
         self.every = every
+        self.max_eval_share = max_eval_share
+        self.eval_subset = eval_subset
         self.apply = apply
         self.applied: str | None = None
         """The strategy whose weights are in the model, once training has ended."""
@@ -150,13 +165,14 @@ class ASWACallback(TrainerCallback):
         """Binds the callback to the trainer whose run it follows."""
         if not isinstance(trainer, Trainer):
             raise TypeError(f"ASWACallback needs a transformers.Trainer, got {type(trainer).__name__}.")
-        check_trainer_supported(trainer, self.every, self._factories)
+        check_trainer_supported(trainer, self._every, self._factories)
         repository_of(self.push_to_hub, trainer.args)
         check_before_loading(trainer)
         self.trainer = trainer
         metric = choose_metric(self._metric, self._factories, trainer.args)
         self.score = Score(metric)
         self._datasets = datasets_of_metric(self.score, trainer)
+        self._subset = None if self.eval_subset is None else evaluation_subset(trainer, self.eval_subset)
         self.greater_is_better = choose_direction(
             self._greater_is_better, metric, self.score.label, self._factories, trainer.args
         )
@@ -179,6 +195,8 @@ class ASWACallback(TrainerCallback):
             lock_output(args)
         order_callbacks(trainer, self)
         self._loader: Any = None
+        self._subset_loaders: dict[str, Any] = {}
+        self._budget = EvaluationBudget(self.max_eval_share)
         self._expected, self.pushed, self.applied = None, None, None
         self._events = 0
         self._decides = False
@@ -192,10 +210,11 @@ class ASWACallback(TrainerCallback):
             self._resume(args, state)
         elif args.should_save:
             remove_pending(args.output_dir)
-        if (steps := steps_to_first_decision(self.every, args, kwargs.get("train_dataloader"))) > state.max_steps:
+        if (steps := steps_to_first_decision(self._every, args, kwargs.get("train_dataloader"))) > state.max_steps:
             logger.warning(
                 f"The run of {state.max_steps} steps ends before its first decision point at step {steps} (every="
-                f"{self.every!r}): it will end with the running weights. every='evaluation' decides within an epoch."
+                f"{self.every!r}): it will end with the running weights. every='100 steps' or every='evaluation' "
+                "decides within an epoch."
             )
         logger.info(f"Weight averaging ({', '.join(self.strategies)}) follows {self.score.label}.")
 
@@ -228,7 +247,7 @@ class ASWACallback(TrainerCallback):
             return
         running, self._expected = self._expected, None
         if self._decides:
-            self._decide(state, running)
+            self._decide(state, running if self._subset is None else None)
         else:
             # This step may also be the last one of an epoch.
             self._last_metrics = (state.global_step, running)
@@ -296,22 +315,25 @@ class ASWACallback(TrainerCallback):
 
     def step_ended(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
         take_step(self.strategies.values())
-        if control.should_evaluate:
-            self._expect(args, decides=self.every == "evaluation")
-        elif control.should_save:
-            self._write_ahead(args, state)
+        self._interval_ended(args, state, control, due=self._every.is_due_at_step(state.global_step, state.max_steps))
 
     def epoch_ended(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
-        due = self.every == "evaluation" or (self._is_full_epoch(state, control) and self._is_due(state))
+        due = self._every.unit == "epoch" and self._is_full_epoch(state, control) and self._is_due(state)
+        self._interval_ended(args, state, control, due=due)
+
+    def _interval_ended(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, due: bool
+    ) -> None:
+        """Decides if that is `due`: after the evaluation that the Trainer is about to do, or else at once."""
         if control.should_evaluate:
-            self._expect(args, decides=due)
+            self._expect(args, decides=due or self._every.unit == "evaluation")
             return
-        if due and self.every != "evaluation" and not self._is_delayed(args, state):
+        if due and not self._is_delayed(args, state) and self._is_affordable():
             step, metrics = self._last_metrics
-            if step != state.global_step:
+            known = step == state.global_step and self._subset is None
+            if not known:
                 self._share_buffers(args)
-                metrics = self._evaluate()
-            self._decide(state, metrics)
+            self._decide(state, metrics if known else None)
         if control.should_save:
             self._write_ahead(args, state)
 
@@ -320,13 +342,21 @@ class ASWACallback(TrainerCallback):
     def _expect(self, args: TrainingArguments, *, decides: bool) -> None:
         """Prepares for the Trainer's evaluation of the running model; a decision follows it if `decides`."""
         self._share_buffers(args)
-        self._expected, self._events, self._decides = {}, 0, decides
+        self._expected, self._events, self._decides = {}, 0, decides and self._is_affordable()
 
     def _decide_if_missed(self, state: TrainerState) -> None:
         """Runs its own evaluation if the expected one did not report its metrics to the callbacks."""
         missed, self._expected = self._expected is not None, None
         if missed and self._decides:
-            self._decide(state, self._evaluate())
+            self._decide(state)
+
+    def _is_affordable(self) -> bool:
+        """Whether another decision stays within `max_eval_share`; all ranks must ask."""
+        if not self._budget.exceeded(self._bound().args.device):
+            return True
+        if self._budget.skipped == 1:
+            logger.warning(self._budget.why_skipped())
+        return False
 
     def _is_full_epoch(self, state: TrainerState, control: TrainerControl) -> bool:
         steps = state.global_step - self._epoch_began
@@ -342,28 +372,35 @@ class ASWACallback(TrainerCallback):
         epoch = float(state.epoch or 0)
         # If the length of an epoch is unknown, the Trainer counts fractions of the complete run.
         epochs = int(epoch) if epoch.is_integer() else int(epoch) + 1
-        return epochs % (1 if self.every == "epoch" else int(self.every)) == 0
+        return epochs % self._every.count == 0
 
     def _is_delayed(self, args: TrainingArguments, state: TrainerState) -> bool:
         if args.eval_strategy == IntervalStrategy.STEPS:
             return bool(args.eval_delay > state.global_step)
         return bool(args.eval_strategy == IntervalStrategy.EPOCH and args.eval_delay > (state.epoch or 0))
 
-    def _decide(self, state: TrainerState, running: dict[str, float]) -> None:
-        """Makes one decision per strategy, on the running model's metrics and evaluations of averaged weights."""
-        logs = decide(
-            self.strategies,
-            self._evaluate,
-            running,
-            self.score,
-            self._metrics,
-            step=state.global_step,
-            epoch=state.epoch,
-        )
+    def _decide(self, state: TrainerState, running: dict[str, float] | None = None) -> None:
+        """Makes one decision per strategy, on the running model's metrics and evaluations of averaged weights.
+
+        Evaluates the running model first unless its metrics are given.
+        """
+        with self._budget.spending():
+            logs = decide(
+                self.strategies,
+                self._evaluate,
+                self._evaluate() if running is None else running,
+                self.score,
+                self._metrics,
+                step=state.global_step,
+                epoch=state.epoch,
+            )
         trainer = self._bound()
         # Any log resets should_log, and the Trainer still has to write its own.
         should_log = trainer.control.should_log
-        trainer.log(logs)
+        with preserved_modes(trainer.model):
+            # A trainer may add what it has collected in this mode: in training mode that belongs to its next log.
+            trainer.model.eval()
+            trainer.log(logs)
         trainer.control.should_log = should_log
 
     def _added_metrics(self, args: TrainingArguments, state: TrainerState) -> dict[str, Any]:
@@ -382,7 +419,12 @@ class ASWACallback(TrainerCallback):
     def _evaluate(self) -> dict[str, float]:
         """Returns the metrics of the weights now in the model, by silent evaluation."""
         trainer = self._bound()
-        with silenced(trainer) as logged, preserved_rng():
+        with (
+            silenced(trainer) as logged,
+            preserved_rng(),
+            preserved_modes(trainer.model),
+            evaluating_on(trainer, self._subset, self._subset_loaders),
+        ):
             metrics: dict[str, float] = {} if self._datasets else trainer.evaluate()
             for name in self._datasets:
                 metrics |= trainer.evaluate(eval_dataset=name, metric_key_prefix=f"eval_{name}")
@@ -457,6 +499,7 @@ class ASWACallback(TrainerCallback):
                 step=state.global_step,
                 epoch_steps=self._epoch_steps,
                 metrics=encode_number(self._metrics),
+                budget=self._budget.state_dict(),
             )
 
     def _resume(self, args: TrainingArguments, state: TrainerState) -> None:
@@ -471,6 +514,8 @@ class ASWACallback(TrainerCallback):
                 )
             self._metrics = decode_numbers(content["metrics"])
             self._epoch_steps = content["epoch_steps"]
+            if "budget" in content:  # not in states of version 0.1
+                self._budget.load_state_dict(content["budget"])
             # The run may have been killed before this; inside its checkpoint the state is not removed with others.
             wait_for_all()
             if args.should_save and folder == pending_folder(checkpoint.parent, state.global_step):
@@ -495,13 +540,13 @@ class ASWACallback(TrainerCallback):
         A checkpoint of the last step of an epoch is written before the epoch ends, and a resumed Trainer does not end
         that epoch again.
         """
-        by_epoch = self.every != "evaluation" or args.eval_strategy == IntervalStrategy.EPOCH
+        evaluations = self._every.unit == "evaluation"
+        by_epoch = self._every.unit == "epoch" or (evaluations and args.eval_strategy == IntervalStrategy.EPOCH)
         known = any(
             record.step == state.global_step
             for strategy in self.strategies.values()
             for record in strategy.trajectory[-1:]
         )
-        if float(state.epoch or 0).is_integer() and by_epoch and not known:
-            due = self.every == "evaluation" or self._is_due(state)
-            if due and not self._is_delayed(args, state):
-                self._decide(state, self._evaluate())
+        ended = float(state.epoch or 0).is_integer() and by_epoch and (evaluations or self._is_due(state))
+        if ended and not known and not self._is_delayed(args, state) and self._is_affordable():
+            self._decide(state)

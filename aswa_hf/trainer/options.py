@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -10,11 +11,11 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_callback import DefaultFlowCallback, ProgressCallback
 from transformers.trainer_utils import IntervalStrategy, has_length
 
-from aswa_hf._utils.checks import is_whole_number
 from aswa_hf.comparison import TIMINGS, Metric, Score
+from aswa_hf.schedule import Every, fixed_subset
 
 
-def check_trainer_supported(trainer: Trainer, every: str | int, strategies: Iterable[str]) -> None:
+def check_trainer_supported(trainer: Trainer, every: Every, strategies: Iterable[str]) -> None:
     """Raises ValueError for a trainer whose weights cannot be averaged, or which would never decide."""
     if trainer.is_deepspeed_enabled:
         raise ValueError(
@@ -32,15 +33,23 @@ def check_trainer_supported(trainer: Trainer, every: str | int, strategies: Iter
     )
     if trainer.eval_dataset is None and not own_evaluation:
         raise ValueError("ASWA decides by validation: pass an eval_dataset to the Trainer.")
-    if every == "evaluation" and trainer.args.eval_strategy == IntervalStrategy.NO:
+    args = trainer.args
+    if every.unit == "evaluation" and args.eval_strategy == IntervalStrategy.NO:
         raise ValueError("every='evaluation' with eval_strategy='no' would never decide. Use every='epoch'.")
-    always = every == "evaluation" or (every in ("epoch", 1) and trainer.args.eval_strategy == IntervalStrategy.EPOCH)
-    if followed_strategy(strategies, trainer.args) and not always:
+    if followed_strategy(strategies, args) and not _decides_at_every_evaluation(every, args):
         raise ValueError(
-            f"metric_for_best_model={trainer.args.metric_for_best_model!r} needs a decision at every evaluation, but "
-            f"with every={every!r} and eval_strategy={trainer.args.eval_strategy.value!r} there are evaluations "
+            f"metric_for_best_model={args.metric_for_best_model!r} needs a decision at every evaluation, but "
+            f"with every={every.given!r} and eval_strategy={args.eval_strategy.value!r} there are evaluations "
             "without one. Use every='evaluation'."
         )
+
+
+def _decides_at_every_evaluation(every: Every, args: TrainingArguments) -> bool:
+    if every.by_steps:
+        # A fraction of the run, and the default until training begins, are not known to be multiples.
+        steps = args.eval_steps or 0
+        return bool(args.eval_strategy == IntervalStrategy.STEPS and steps >= 1 and steps % every.count == 0)
+    return every.unit == "evaluation" or (every.count == 1 and args.eval_strategy == IntervalStrategy.EPOCH)
 
 
 def check_metric_exists(score: Score, trainer: Trainer) -> None:
@@ -66,12 +75,6 @@ def refuse_second(trainer: Trainer, callback: TrainerCallback) -> None:
             f"The Trainer has {len(same)} of {type(callback).__name__}, which would overwrite each other's files. Add "
             "it once: one callback follows several strategies (strategies=…)."
         )
-
-
-def check_every(every: Any) -> None:
-    """Raises ValueError if `every` does not say when to decide."""
-    if every not in ("epoch", "evaluation") and not is_whole_number(every):
-        raise ValueError(f"every must be 'epoch', 'evaluation' or a number of epochs, got {every!r}.")
 
 
 def followed_strategy(strategies: Iterable[str], args: TrainingArguments) -> str | None:
@@ -122,12 +125,14 @@ def datasets_of_metric(score: Score, trainer: Trainer) -> list[str]:
     return list(dict.fromkeys(needed)) or list(trainer.eval_dataset)
 
 
-def steps_to_first_decision(every: str | int, args: TrainingArguments, loader: Any) -> int:
+def steps_to_first_decision(every: Every, args: TrainingArguments, loader: Any) -> int:
     """Returns how many steps a run needs to reach a decision; 0 if that is unknown."""
-    if every == "evaluation" or loader is None or not has_length(loader):
+    if every.by_steps:
+        return every.count
+    if every.unit == "evaluation" or loader is None or not has_length(loader):
         return 0
     steps: int = -(-len(loader) // args.gradient_accumulation_steps)
-    return steps * (every if isinstance(every, int) else 1)
+    return steps * every.count
 
 
 class RunsLast(TrainerCallback):
@@ -175,6 +180,57 @@ def added_by_log(logged: Mapping[str, Any], metrics: Mapping[str, float]) -> dic
     }
 
 
+def evaluation_subset(trainer: Trainer, size: int | float) -> Any:
+    """Returns a fixed part of the trainer's evaluation data, or of each of several datasets."""
+    data = trainer.eval_dataset
+    if data is None or hasattr(trainer, "kg"):  # a link predictor is ranked on a complete split
+        raise ValueError(
+            f"eval_subset={size!r} needs a Trainer that evaluates on its eval_dataset, got {type(trainer).__name__}. "
+            "Leave eval_subset out."
+        )
+    if isinstance(data, dict):
+        return {name: fixed_subset(part, size) for name, part in data.items()}
+    return fixed_subset(data, size)
+
+
+@contextmanager
+def evaluating_on(trainer: Trainer, data: Any, loaders: dict[str, Any]) -> Iterator[None]:
+    """Replaces the trainer's evaluation data until the block ends; None changes nothing.
+
+    `loaders` keeps the loaders of this data whose workers stay alive, as the trainer keeps those of its own.
+    """
+    if data is None:
+        yield
+        return
+    replaced = {"eval_dataset": data}
+    if hasattr(trainer, "_eval_dataloaders") or trainer.args.dataloader_persistent_workers:
+        replaced["_eval_dataloaders"] = loaders
+    used = []
+    get_loader = trainer.get_eval_dataloader
+
+    def get_eval_dataloader(*args: Any, **options: Any) -> Any:
+        used.append(True)
+        return get_loader(*args, **options)
+
+    replaced["get_eval_dataloader"] = get_eval_dataloader
+    missing = object()
+    before = {name: vars(trainer).get(name, missing) for name in replaced}
+    vars(trainer).update(replaced)
+    try:
+        yield
+        if not used:
+            raise ValueError(
+                f"eval_subset has no effect: {type(trainer).__name__}.evaluate() does not use eval_dataset. Leave it "
+                "out."
+            )
+    finally:
+        for name, value in before.items():
+            if value is missing:
+                del vars(trainer)[name]
+            else:
+                setattr(trainer, name, value)
+
+
 @contextmanager
 def silenced(trainer: Trainer) -> Iterator[dict[str, float]]:
     """Silent evaluation: inside the block evaluations are not logged and call no callback but the progress bar.
@@ -186,6 +242,10 @@ def silenced(trainer: Trainer) -> Iterator[dict[str, float]]:
     had_own_log = "log" in vars(trainer)
     log = trainer.log
     progress = [callback for callback in callbacks if isinstance(callback, ProgressCallback)]
+    # Texts that a trainer generates in an evaluation, as GRPO does, are kept for its next log.
+    texts = vars(trainer).get("_logs")
+    if texts is not None:
+        trainer._logs = copy.deepcopy(texts)
     for bar in progress:
         bar.on_evaluate(trainer.args, trainer.state, control)  # closes the bar of the last evaluation
     handler.callbacks = progress
@@ -193,6 +253,9 @@ def silenced(trainer: Trainer) -> Iterator[dict[str, float]]:
     def log_silently(*args: Any, **options: Any) -> None:
         history, before = trainer.state.log_history, len(trainer.state.log_history)
         should_log, handler.callbacks = trainer.control.should_log, []
+        prints = vars(trainer).get("log_completions")
+        if prints:
+            trainer.log_completions = False
         try:
             log(*args, **options)
             for entry in history[before:]:
@@ -200,12 +263,16 @@ def silenced(trainer: Trainer) -> Iterator[dict[str, float]]:
         finally:
             del history[before:]
             trainer.control.should_log, handler.callbacks = should_log, progress
+            if prints:
+                trainer.log_completions = prints
 
     trainer.log = log_silently
     try:
         yield logged
     finally:
         handler.callbacks = callbacks
+        if texts is not None:
+            trainer._logs = texts
         if had_own_log:
             trainer.log = log
         else:

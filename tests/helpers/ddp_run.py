@@ -1,20 +1,26 @@
 """One Trainer job on two processes: each rank writes what it ended with to FOLDER/rank<r>.safetensors and .json.
 
-python forked_ranks.py ddp_run.py KIND FOLDER [--stop | --resume | --disagree]
+python forked_ranks.py ddp_run.py KIND FOLDER [--stop | --resume | --disagree | --clocks]
 """
 
 import itertools
 import json
 import random
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 import warm
 from safetensors.torch import load_file, save_file
 from training import make_trainer, weights_of, with_aswa
 from transformers import Trainer, TrainerCallback
+
+from aswa_hf import ASWACallback
+from aswa_hf.schedule import EvaluationBudget
 
 RANKS = Path(__file__).with_name("forked_ranks.py")
 
@@ -37,6 +43,25 @@ def launch(
         tensors = load_file(folder / f"rank{rank}.safetensors")
         ranks.append((tensors, json.loads((folder / f"rank{rank}.json").read_text())))
     return ranks
+
+
+def count_time(monkeypatch: pytest.MonkeyPatch, seconds: float = 2) -> None:
+    """For `max_eval_share` a step takes `seconds` and a decision takes one, however long they really take."""
+
+    def spend(budget: EvaluationBudget) -> Iterator[None]:
+        budget._expected = 1.0
+        budget.spent += 1.0
+        yield
+
+    def step_ended(callback: ASWACallback, args, state, control) -> None:
+        budget = callback._budget
+        monkeypatch.setattr(EvaluationBudget, "seconds", seconds * state.global_step + budget.spent)
+        really_ended(callback, args, state, control)
+
+    really_ended = ASWACallback.step_ended
+    monkeypatch.setattr(EvaluationBudget, "seconds", 0.0)
+    monkeypatch.setattr(EvaluationBudget, "spending", contextmanager(spend))
+    monkeypatch.setattr(ASWACallback, "step_ended", step_ended)
 
 
 def recorded_queries(trainer: Trainer) -> list[list[int]]:
@@ -63,6 +88,10 @@ def main() -> None:
         # Each rank scores for itself, and the running model's statistics stay its own.
         trainer.compute_metrics = lambda predictions: {"luck": random.Random(dist.get_rank() + next(calls)).random()}
         options = {"metric": "luck", "batchnorm": "copy"}
+    if "--clocks" in flags:
+        # On rank 1 training takes so long that nothing would be skipped.
+        count_time(pytest.MonkeyPatch(), seconds=0.5 if dist.get_rank() == 0 else 1000)
+        options = {"every": "4 steps", "max_eval_share": 0.25}
     callback = with_aswa(trainer, strategies=("aswa", "dense-aswa", "swa", "ema", "best", "last"), **options)
     seen = recorded_queries(trainer) if kind == "kvsall" else []
     trainer.train(resume_from_checkpoint=resume or None)

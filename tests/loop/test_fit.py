@@ -26,6 +26,7 @@ from aswa_hf.loop.checkpoints import checkpoints
 from aswa_hf.loop.checks import Stop
 from aswa_hf.loop.training import fit
 from aswa_hf.run_folder import TRAJECTORY
+from aswa_hf.schedule import EvaluationBudget
 from aswa_hf.trajectory import load_trajectories
 
 ALL = ("aswa", "dense-aswa", "swa", "ema", "best", "last")
@@ -122,6 +123,28 @@ def test_the_ema_of_a_run_is_that_of_its_optimizer_steps(tmp_path):
     for key, tensor in run.strategies["ema"].average.averaged.items():
         expected = 0.25 * first[key] + 0.25 * second[key] + 0.5 * third[key]
         torch.testing.assert_close(tensor, expected)
+
+
+def test_decisions_by_steps_fall_on_multiples_and_the_last_step_and_do_not_disturb_training(tmp_path):
+    expected = plain_loop(3)[-1]
+    setup = Setup()
+    run = setup.fit(strategies=ALL, epochs=3, every="4 steps", checkpoint_dir=tmp_path)
+    assert [record.step for record in run.trajectories["dense-aswa"]] == [4, 8, 12, 15]
+    assert [record.epoch for record in run.trajectories["aswa"]] == [4 / 5, 8 / 5, 12 / 5, 3]
+    assert [row["step"] for row in run.history] == [4, 5, 8, 10, 12, 15]
+    assert_same_tensors(load_file(tmp_path / "checkpoint-15" / "model.safetensors"), expected)
+    # SWA averages the last quarter of the 15 steps.
+    assert [record.decision.value for record in run.trajectories["swa"]] == ["reject", "reject", "init", "soft"]
+
+
+def test_decision_points_of_a_run_are_skipped_where_evaluating_takes_too_long(monkeypatch, caplog):
+    monkeypatch.setattr(EvaluationBudget, "seconds", 1.0)
+    setup = Setup()
+    run = setup.fit(epochs=3, every="1 step", max_eval_share=1e-9)
+    # What the first one takes was not known.
+    assert [record.step for record in run.trajectories["aswa"]] == [1]
+    assert setup.evaluations == 1
+    assert caplog.text.count("max_eval_share=1e-09") == 1
 
 
 def test_history_holds_losses_scores_and_decisions_and_goes_to_the_trackers(tmp_path):
@@ -453,6 +476,9 @@ def test_the_handler_that_was_there_before_has_the_last_word(tmp_path, monkeypat
         ({"save_steps": 0}, ValueError, "save_steps must be a whole number of at least 1 or None, got 0"),
         ({"save_total_limit": 0}, ValueError, "save_total_limit must be a whole number"),
         ({"every": 5}, ValueError, "every=5 is more than epochs=4"),
+        ({"every": 0}, ValueError, "every must be 'epoch', a whole number of epochs, or .* '500 steps', got 0"),
+        ({"every": "evaluation"}, ValueError, "got 'evaluation'"),
+        ({"max_eval_share": 2}, ValueError, "max_eval_share must be a share"),
         ({"max_grad_norm": 0}, ValueError, "max_grad_norm must be a positive number"),
         ({"evaluate": 0.5}, TypeError, "evaluate must be a function, got float"),
         ({"model": "bert"}, TypeError, "model must be a torch.nn.Module, got str"),

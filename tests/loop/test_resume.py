@@ -14,6 +14,7 @@ CONV = {"kind": "conv"}
 UNSEEDED = {"kind": "conv", "seedable": False, "accumulate": 1}
 WORKER = {"kind": "conv", "workers": 1}
 LINKS = {"kind": "kvsall", "accumulate": 1}
+BY_STEPS = {"kind": "conv", "every": "4 steps"}
 EVERY_STEP = {"save_steps": 1, "save_total_limit": 1}
 INTERRUPTED = [
     ("first step", CONV, EVERY_STEP | {"send": signal.SIGKILL, "after": 3}),
@@ -26,9 +27,17 @@ INTERRUPTED = [
     ("interrupted", CONV, {"send": signal.SIGINT, "after": 28}),
     ("unseeded", UNSEEDED, EVERY_STEP | {"send": signal.SIGKILL, "after": 13}),
     ("worker", WORKER, EVERY_STEP | {"send": signal.SIGKILL, "after": 17}),
+    ("by steps", BY_STEPS, EVERY_STEP | {"send": signal.SIGKILL, "after": 21}),
+    ("by steps at a decision", BY_STEPS, {"save_steps": 4, "send": signal.SIGKILL, "after": 17}),
     ("links", LINKS, EVERY_STEP | {"send": signal.SIGKILL, "after": 2}),
 ]
-STRAIGHT = {"straight": CONV, "straight unseeded": UNSEEDED, "straight worker": WORKER, "straight links": LINKS}
+STRAIGHT = {
+    "straight": CONV,
+    "straight by steps": BY_STEPS,
+    "straight unseeded": UNSEEDED,
+    "straight worker": WORKER,
+    "straight links": LINKS,
+}
 
 
 @pytest.fixture(scope="module")

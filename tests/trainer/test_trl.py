@@ -1,25 +1,14 @@
 """Trainers that add metrics in `log`, as TRL's do: these can decide, and nothing of ours stays in their buffers."""
 
+import shutil
 from collections import defaultdict
 
 import pytest
-from training import ConvNet, image_data
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Trainer, TrainingArguments, set_seed
+from language import SETTINGS, WORDS, causal_config, causal_model, make_trl, rows
+from training import ConvNet, assert_same_tensors, image_data
+from transformers import LlamaForSequenceClassification, Trainer, TrainingArguments, set_seed
 
 from aswa_hf import ASWACallback
-
-SETTINGS = {
-    "num_train_epochs": 3,
-    "per_device_train_batch_size": 4,
-    "learning_rate": 1e-2,
-    "eval_strategy": "epoch",
-    "save_strategy": "no",
-    "logging_strategy": "epoch",
-    "report_to": "none",
-    "disable_tqdm": True,
-    "use_cpu": True,
-    "bf16": False,
-}
 
 
 class Buffered(Trainer):
@@ -67,59 +56,97 @@ def test_a_metric_that_only_the_log_has_decides_and_buffers_are_emptied(tmp_path
     assert not followed.seen[False]
 
 
+def test_an_evaluation_of_its_own_takes_nothing_from_the_next_log_of_training(tmp_path):
+    def goodness(with_callback):
+        set_seed(7)
+        trainer = Buffered(
+            ConvNet(),
+            TrainingArguments(str(tmp_path / str(with_callback)), **SETTINGS | {"eval_strategy": "no"}),
+            train_dataset=image_data(24, seed=1),
+            eval_dataset=image_data(16, seed=2),
+        )
+        if with_callback:
+            trainer.add_callback(ASWACallback(trainer, metric="goodness", every="4 steps"))
+        trainer.train()
+        return [entry["goodness"] for entry in trainer.state.log_history if "goodness" in entry]
+
+    assert goodness(True) == goodness(False)
+
+
 # ---- TRL itself ----
 
-WORDS = [f"w{i}" for i in range(20)]
+pytestmark = pytest.mark.filterwarnings("default")  # of TRL and what it imports
 
 
-def tokenizer():
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    words = {word: i for i, word in enumerate(["<pad>", "<eos>", "<unk>", *WORDS])}
-    made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+def few_or_many(completions, **_):
+    """A reward that generated text earns: its share of the first words."""
+    return [sum(word in WORDS[:5] for word in text.split()) / 4 for text in completions]
 
 
-def causal_model():
+KINDS = [
+    ("SFT", "mean_token_accuracy", {}, {}),
+    ("DPO", "rewards/accuracies", {}, {"ref_model": causal_model}),
+    pytest.param(
+        "GRPO", "reward", {"num_generations": 2, "max_completion_length": 4, "num_train_epochs": 2},
+        {"reward_funcs": lambda: few_or_many}, id="GRPO",
+    ),
+    pytest.param("Reward", "accuracy", {}, {"model": lambda: reward_model()}, id="Reward"),
+]  # fmt: skip
+
+
+def reward_model():
     set_seed(7)
-    config = LlamaConfig(
-        vocab_size=23, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=32, pad_token_id=0, eos_token_id=1, bos_token_id=None,
-    )  # fmt: skip
-    return LlamaForCausalLM(config)
+    config = causal_config()
+    config.num_labels = 1
+    return LlamaForSequenceClassification(config)
 
 
-def texts(count, first):
-    return [" ".join(WORDS[(first + i + step) % 20] for step in range(8)) for i in range(count)]
-
-
-def preferences(count, first):
-    rows = texts(count, first)
-    return [{"prompt": row[:8], "chosen": row[8:], "rejected": " ".join(reversed(row[8:].split()))} for row in rows]
-
-
-@pytest.mark.parametrize(("kind", "metric"), [("SFT", "mean_token_accuracy"), ("DPO", "rewards/accuracies")])
-@pytest.mark.filterwarnings("default")  # of TRL and what it imports
-def test_trainers_of_trl_decide_by_their_own_metrics(kind, metric, tmp_path):
-    trl = pytest.importorskip("trl")
-    from datasets import Dataset
-
-    rows = [{"text": text} for text in texts(12, 0)] if kind == "SFT" else preferences(12, 0)
-    held_out = [{"text": text} for text in texts(8, 5)] if kind == "SFT" else preferences(8, 5)
-    trainer = getattr(trl, f"{kind}Trainer")(
-        model=causal_model(),
-        args=getattr(trl, f"{kind}Config")(str(tmp_path), max_length=16, **SETTINGS),
-        train_dataset=Dataset.from_list(rows),
-        eval_dataset=Dataset.from_list(held_out),
-        processing_class=tokenizer(),
-        **({"ref_model": causal_model()} if kind == "DPO" else {}),
-    )
+@pytest.mark.parametrize(("kind", "metric", "options", "made"), KINDS)
+def test_trainers_of_trl_decide_by_their_own_metrics(kind, metric, options, made, tmp_path):
+    pytest.importorskip("trl")
+    trainer = make_trl(kind, tmp_path, trainer={name: make() for name, make in made.items()}, **options)
     trainer.add_callback(callback := ASWACallback(trainer, metric=metric, strategies=("aswa", "ema", "last")))
     trainer.train()
-    key = f"eval_{metric}"
     lines = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
     records = callback.strategies["aswa"].trajectory
-    assert [record.running_score for record in records] == [line[key] for line in lines]
+    assert [record.running_score for record in records] == [line[f"eval_{metric}"] for line in lines]
     assert all(record.score is not None for record in records)
+    assert records[-1].lookahead_score is not None
     assert not any(trainer._metrics["eval"].values())
+
+
+def test_a_metric_that_a_trainer_of_trl_never_reports_is_refused_with_those_it_did(tmp_path):
+    pytest.importorskip("trl")
+    trainer = make_trl("SFT", tmp_path, num_train_epochs=1)
+    trainer.add_callback(ASWACallback(trainer, metric="mean_token_acuracy"))
+    with pytest.raises(ValueError, match=r"eval_loss, eval_mean_token_accuracy.*Did you mean 'mean_token_accuracy'"):
+        trainer.train()
+    with pytest.raises(ValueError, match="pass an eval_dataset to the Trainer"):
+        ASWACallback(make_trl("SFT", tmp_path, trainer={"eval_dataset": None}, eval_strategy="no"))
+
+
+def test_packed_lora_by_steps_on_a_subset_resumes_in_the_middle_of_an_epoch(tmp_path):
+    """What fine-tuning in one epoch looks like: packing, accumulation, checkpointed gradients, decisions by steps."""
+    pytest.importorskip("trl")
+    from peft import LoraConfig
+
+    def run(folder, resume=None):
+        trainer = make_trl(
+            "SFT", folder, packing=True, max_length=12, per_device_train_batch_size=1, gradient_accumulation_steps=2,
+            num_train_epochs=1, gradient_checkpointing=True, eval_strategy="no", save_strategy="steps", save_steps=3,
+            trainer={"train_dataset": rows("SFT", 24, 0), "peft_config": LoraConfig(r=2, lora_dropout=0.1)},
+        )  # fmt: skip
+        strategies = ("aswa", "dense-aswa", "ema")
+        callback = ASWACallback(trainer, strategies=strategies, every="2 steps", eval_subset=4)
+        trainer.add_callback(callback)
+        trainer.train(resume_from_checkpoint=resume)
+        averages = {f"{n}/{k}": t for n, s in callback.strategies.items() for k, t in s.average.averaged.items()}
+        return averages, {name: s.trajectory for name, s in callback.strategies.items()}
+
+    straight, history = run(tmp_path / "straight")
+    assert [record.step for record in history["aswa"]][:3] == [2, 4, 6]
+    assert all("lora_" in name for name in straight)
+    shutil.copytree(tmp_path / "straight" / "checkpoint-3", tmp_path / "resumed" / "checkpoint-3")
+    resumed, resumed_history = run(tmp_path / "resumed", resume=True)
+    assert resumed_history == history
+    assert_same_tensors(straight, resumed)
