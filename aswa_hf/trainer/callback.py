@@ -62,6 +62,7 @@ from aswa_hf.trainer.options import (
     silenced,
     steps_to_first_decision,
 )
+from aswa_hf.trainer.reporters import show_picture
 from aswa_hf.trajectory import decode_numbers, encode_number
 
 logger = logging.get_logger(__name__)
@@ -307,7 +308,9 @@ class ASWACallback(TrainerCallback):
         try:
             trajectories = {name: strategy.trajectory for name, strategy in self.strategies.items()}
             if any(trajectories.values()):
-                plot_trajectories(trajectories, Path(args.output_dir) / PICTURE, metric=self.score.label)
+                picture = Path(args.output_dir) / PICTURE
+                plot_trajectories(trajectories, picture, metric=self.score.label)
+                show_picture(self._bound(), picture)
         except Exception as error:  # matplotlib may have any reason, and the run has ended well
             logger.warning(f"{PICTURE} could not be drawn: {type(error).__name__}: {error}")
 

@@ -13,6 +13,7 @@ from launching import EXAMPLES, run_example
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 from training import assert_accuracy
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from aswa_hf.ensembles import PredictionEnsemble
 from aswa_hf.vision import ImageTensors, as_it_is, load_digits
@@ -29,6 +30,19 @@ def test_trainer_callback_trains_saves_and_resumes(tmp_path):
     resume = ["--num_train_epochs", "3", "--resume_from_checkpoint", str(folder / "checkpoint-4")]
     run_example("trainer_callback.py", *fast, *resume, cwd=tmp_path)
     assert (folder / "checkpoint-6" / "aswa" / "average.safetensors").exists()
+
+
+def test_finetune_lora_compares_strategies_and_saves_an_ordinary_adapter(tmp_path):
+    pytest.importorskip("trl")
+    peft = pytest.importorskip("peft")
+    output = run_example("finetune_lora.py", "--fast", cwd=tmp_path)
+    rows = [line.split()[0] for line in output.splitlines() if " held-out loss " in line]
+    assert rows == ["aswa", "dense-aswa", "swa", "ema", "bema", "best", "last"]
+    folder = tmp_path / "runs" / "finetune_lora"
+    base = AutoModelForCausalLM.from_pretrained(folder / "base")
+    model = peft.PeftModel.from_pretrained(base, str(folder)).merge_and_unload()
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    assert "<answer>" in AutoTokenizer.from_pretrained(folder).chat_template
 
 
 def test_image_classification_compares_strategies_fge_and_both_runs(tmp_path):
