@@ -32,6 +32,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
+from aswa_hf._utils.memory import peak_memory
 from aswa_hf.kge import KGEModel, KGETrainer, evaluate_link_prediction, load_kg, paper_arguments
 from aswa_hf.kge.graph import TailsByQuery, with_inverses
 from aswa_hf.kge.training import training_examples
@@ -241,12 +242,6 @@ def measure(request: dict[str, Any]) -> None:
     found = TASKS[request["task"]](request["data"], request["scorer"], request["dim"], request["batch"], epochs)
     found |= {"peak": peak_memory(), "imported": imported}
     print(json.dumps(found))
-
-
-def peak_memory() -> int:
-    # Not getrusage: its value starts from the peak of the parent process.
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
 def text(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:

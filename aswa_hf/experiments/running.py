@@ -18,6 +18,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from aswa_hf._utils.files import make_folder, remove_temporary, write_failure, write_json, write_text
 from aswa_hf._utils.locks import LOCK_FILE, only_user
+from aswa_hf._utils.memory import forget_peak_memory, peak_memory
 from aswa_hf._utils.random_state import preserved_rng
 from aswa_hf.checkpoint import library_versions
 from aswa_hf.comparison import why_empty
@@ -242,11 +243,15 @@ def train_and_evaluate(
     evaluate: Callable[[str], dict[str, float]],
     console: Console,
 ) -> tuple[dict[str, Any], dict[str, float]]:
-    """Trains, saves the model to the run folder; returns the metrics of each strategy, and the seconds."""
+    """Trains, saves the model to the run folder; returns the metrics of each strategy, and the seconds.
+
+    "cpu" are the seconds that the process computed, over all threads: on a busy machine they say more than a clock.
+    """
     folder = Path(trainer.args.output_dir)
     callback.writes_history = False  # it is written once, with the results
     trainer.add_callback(callback)
-    start = time.perf_counter()
+    forget_peak_memory()
+    start, start_cpu = time.perf_counter(), time.process_time()
     train_to_the_end(trainer, checkpoint, decisions_shown(trainer, callback, console, show="changes"))
     trained = time.perf_counter()
     _check_weights(callback, trainer)
@@ -257,7 +262,8 @@ def train_and_evaluate(
     taken = (f"{name} {strategy.nbytes / 1e6:.1f}" for name, strategy in callback.strategies.items())
     console.print(f"Memory of the averages in MB: {', '.join(taken)}", soft_wrap=True)
     results = evaluate_strategies(callback.strategies, evaluate, console)
-    return results, {"train": trained - start, "evaluate": time.perf_counter() - trained}
+    seconds = {"train": trained - start, "evaluate": time.perf_counter() - trained}
+    return results, {**seconds, "cpu": time.process_time() - start_cpu}
 
 
 def _check_weights(callback: ASWACallback, trainer: Trainer) -> None:
@@ -310,6 +316,7 @@ def write_results(
             "strategies": results,
             "seconds": seconds,
             "memory": {name: strategy.nbytes for name, strategy in callback.strategies.items()},
+            "peak_memory": peak_memory(),
             "versions": library_versions(),
         }
     )
