@@ -20,7 +20,7 @@ from transformers.utils import ModelOutput
 from .configuration_kge import KGEConfig
 
 # Logits computed at a time in training: enough for fast matrix products, and on a CPU few enough for its cache.
-CHUNK_ON_CPU = 1 << 21
+CHUNK_ON_CPU = 1 << 22
 CHUNK_ON_DEVICE = 1 << 25
 # Far below any logit that matters. Smaller ones, which high learning rates produce, lead to denormal numbers in
 # sigmoid and products, for which CPUs take many times longer.

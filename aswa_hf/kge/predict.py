@@ -105,7 +105,8 @@ class LinkPredictor:
             allowed = torch.from_numpy(np.unique(self.vocab.entity_ids(candidates)))
             scores = scores[:, allowed]
         best = scores.topk(min(k, scores.shape[1]), dim=1)
-        return self._table(given, relations, target, allowed[best.indices.cpu()].numpy(), best.values.cpu().numpy())
+        answers = allowed[best.indices.cpu()].numpy()
+        return self._table(entity_ids, relation_ids, target, answers, best.values.cpu().numpy())
 
     @torch.no_grad()
     def score(self, head: Labels, relation: Labels, tail: Labels) -> Any:
@@ -148,15 +149,15 @@ class LinkPredictor:
         return [torch.from_numpy(array).to(device) for array in arrays]
 
     def _table(
-        self, given: list[str], relations: list[str], target: str, answers: np.ndarray, scores: np.ndarray
+        self, given: np.ndarray, relations: np.ndarray, target: str, answers: np.ndarray, scores: np.ndarray
     ) -> pd.DataFrame:
         import pandas as pd
 
         labels = np.asarray(self.vocab.entities, dtype=object)
         rows, columns = answers.shape
         table = {
-            "head" if target == "tail" else "tail": np.repeat(np.asarray(given, dtype=object), columns),
-            "relation": np.repeat(np.asarray(relations, dtype=object), columns),
+            "head" if target == "tail" else "tail": np.repeat(labels[given], columns),
+            "relation": np.repeat(np.asarray(self.vocab.relations, dtype=object)[relations], columns),
             target: labels[answers.ravel()],
             "score": scores.ravel(),
             "rank": np.tile(np.arange(1, columns + 1), rows),

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 # Scores computed at a time by default: on a CPU, as many as fit into its cache.
 SCORES_ON_CPU = 1 << 21
 SCORES_ON_DEVICE = 1 << 24
+# Scores compared at a time: on a CPU, as many as fit into the cache of a core.
+COMPARED_ON_CPU = 1 << 18
 # The dtype for counting entities: sums in half precision are inexact.
 EXACT = torch.float32
 
@@ -103,21 +105,16 @@ def _ranks(
     # Nothing compares greater than NaN: without this, a model that has diverged would look perfect.
     broken = ~scores.sum(1, dtype=EXACT).isfinite()
     scores[torch.from_numpy(_rows(known_offsets)).to(device), torch.from_numpy(known).to(device)] = -torch.inf
-    ranks = torch.empty(len(rows), dtype=torch.float64, device=device)
-    difference = torch.empty_like(scores)
-
-    def rank(some: Tensor, candidates: Tensor) -> None:
-        # With g greater and e equal ones of n, Σ sign = g − (n − g − e), so that 1 + g + e/2 = 1 + (n + Σ sign)/2.
-        signs = torch.sub(candidates, own[some], out=difference[: len(some)]).sign_()
-        ranks[some] = 1 + (signs.shape[1] + signs.sum(1, dtype=EXACT).double()) / 2
-
-    # The first target of each query needs no copy of the query's scores.
-    first = torch.from_numpy(target_offsets[:-1]).to(device)
-    rank(first, scores)
-    others = torch.ones(len(rows), dtype=torch.bool, device=device)
-    others[first] = False
-    for some in others.nonzero().squeeze(1).split(len(scores)):
-        rank(some, scores.index_select(0, rows[some]))
+    size = scores.shape[1]
+    at_a_time = max(1, COMPARED_ON_CPU // size) if device.type == "cpu" else len(scores)
+    difference = scores.new_empty(min(at_a_time, len(rows)), size)
+    sums = torch.empty(len(rows), dtype=EXACT, device=device)
+    for start in range(0, len(rows), at_a_time):
+        some = slice(start, start + at_a_time)
+        signs = torch.index_select(scores, 0, rows[some], out=difference[: len(rows[some])]).sub_(own[some]).sign_()
+        torch.sum(signs, 1, dtype=EXACT, out=sums[some])
+    # With g greater and e equal ones of n, Σ sign = g − (n − g − e), so that 1 + g + e/2 = 1 + (n + Σ sign)/2.
+    ranks = 1 + (size + sums.double()) / 2
     return ranks.masked_fill_(broken[rows], torch.nan)
 
 
