@@ -1,9 +1,10 @@
 """Keeps what the runs of `aswa-hf reproduce` measured, small enough for the repository: `collect_results.py RUNS…`.
 
-Of each run folder: `results/<task>/<run>.json` (of runs with all strategies `results/strategies/<run>.json`, of runs
-at several learning rates `results/robustness/<run>.json`, with the validation scores by epoch), the same for what
-other tables measured with its weights, and of its log the validation scores and decisions, a line for each epoch, as
-`results/logs/<run>.tsv`; of runs with all strategies only if they are short.
+Of each run folder: `results/<task>/<run>.json` (of runs with all strategies `results/strategies/<run>.json`, of
+recipes `results/tuned/<run>.json`, of runs at several learning rates `results/robustness/<run>.json`, with the
+validation scores by epoch), the same for what other tables measured with its weights, and of its log the validation
+scores and decisions, a line for each epoch, as `results/logs/<run>.tsv`; of runs with all strategies only if they are
+short. What recipes reached is also written beside them, for `aswa-hf train kge --recipes`.
 """
 
 from __future__ import annotations
@@ -11,15 +12,18 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+from aswa_hf.experiments.recipes import REACHED
 from aswa_hf.reproduce.show import ORDER
 from aswa_hf.reproduce.tables import VARIANTS
+from aswa_hf.reproduce.tuned import runs_of_recipes
 from aswa_hf.trajectory import load_trajectories
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 DECISIONS = ("reject", "soft", "hard", "init")
-KINDS = ("strategies", "robustness")  # as the name of a run ends
+KINDS = ("strategies", "robustness", "tuned")  # as the name of a run ends
 LONGEST_LOG = 100  # epochs of a run with all strategies
 PARTS = ("results.json", "train-fit.json", "multi-hop.json")
 
@@ -94,7 +98,25 @@ def collect(run: Path) -> None:
     (RESULTS / "logs" / f"{run.name}.tsv").write_text(short_log(run / "train.log"), encoding="utf-8")
 
 
+def write_reached() -> None:
+    """Writes the means over the runs of each recipe to the file that `--recipes` shows."""
+    found = {
+        recipe.name: {
+            "runs": len(runs),
+            "mrr": {
+                name: round(fmean(run["strategies"][name]["test"]["mrr"] for run in runs), 4)
+                for name in runs[0]["strategies"]
+            },
+            "seconds": round(fmean(run["seconds"]["train"] + run["seconds"]["evaluate"] for run in runs)),
+            "cpu_seconds": round(fmean(run["seconds"]["cpu"] for run in runs)),
+        }
+        for recipe, runs in runs_of_recipes(RESULTS / "tuned")
+    }
+    REACHED.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
 if __name__ == "__main__":
     for folder in sys.argv[1:]:
         for results in sorted(Path(folder).rglob("results.json")):
             collect(results.parent)
+    write_reached()

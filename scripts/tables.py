@@ -11,6 +11,8 @@ The results are those that `collect_results.py` keeps in `results/`. A table is 
     ranks                           their mean ranks, wins and losses, and Wilcoxon's test
     robustness <dataset>            test MRR or accuracy by learning rate
     times <dataset>                 epochs to the quality of the best single epoch at the best learning rate
+    tuned <metric>                  a metric of all strategies by recipe, beside the published MRR
+    costs                           what the runs of recipes took
     weights                         the first weights of the paper's code beside ours
     hops                            the paper's way to join two hops beside ours
     language                        the loss of fine-tuned language models by task, on validation and held-out data
@@ -34,7 +36,8 @@ from aswa_hf.reproduce.figures import paper_figures
 from aswa_hf.reproduce.ranks import REFERENCES, rankings, shown_p
 from aswa_hf.reproduce.robustness import Swept, by_rate, panels, shown_epochs, times_to_quality
 from aswa_hf.reproduce.show import ORDER
-from aswa_hf.reproduce.tables import IMAGES, KGE, MODELS, TABLES, plain
+from aswa_hf.reproduce.tables import IMAGES, KGE, MODELS, TABLES, TUNED, plain
+from aswa_hf.reproduce.tuned import COSTS, mean_costs, runs_of_recipes
 from aswa_hf.style import BLUE, GREEN, ORANGE, PURPLE
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -161,6 +164,31 @@ def times_table(*datasets: str) -> str:
     ]
     target = next(iter(rows.values()))["target"]
     return "\n".join([*lines, "", f"The validation score to reach is {target:.1f}, in the mean over seeds."])
+
+
+def tuned_table(metric: str) -> str:
+    """The test scores of recipes over seeds, the best of each row bold."""
+    found = runs_of_recipes(RESULTS / "tuned")
+    names = [name for name in STRATEGIES if name in TUNED]
+    heading = ["recipe", "runs", *(["published"] if metric == "mrr" else []), *names]
+    lines = [f"| {' | '.join(heading)} |", "|" + " --- |" * len(heading)]
+    for recipe, results in found:
+        cells = [recipe.name, str(len(results))]
+        if metric == "mrr":
+            cells.append("" if recipe.published is None else f"{100 * recipe.published:.1f}")
+        cells += _cells([[score(result, name, metric) for result in results] for name in names])
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def costs_table() -> str:
+    """The time and the memory of the runs of recipes, in the mean."""
+    lines = [f"| recipe | epochs | {' | '.join(COSTS.values())} |", "| --- | --- |" + " --- |" * len(COSTS)]
+    for recipe, results in runs_of_recipes(RESULTS / "tuned"):
+        taken = mean_costs(results)
+        cells = [f"{taken[key]:.{1 if key in ('train', 'cpu') else 2}f}" for key in COSTS]
+        lines.append(f"| {recipe.name} | {results[0]['epochs']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def _metric(result: Result) -> str:
@@ -381,6 +409,8 @@ OTHERS: dict[str, Callable[..., str]] = {
     "ranks": ranks_table,
     "robustness": robustness_table,
     "times": times_table,
+    "tuned": tuned_table,
+    "costs": costs_table,
     "weights": weights_table,
     "hops": hops_table,
     "language": language_table,

@@ -19,7 +19,7 @@ def reproduce(
         str,
         typer.Argument(
             help="cifar, cifar-epochs, cifar-ratios, link-prediction, nell, multi-hop, train-fit; strategies, "
-            "strategies-images, robustness, robustness-images.",
+            "strategies-images, robustness, robustness-images, tuned.",
             metavar="TABLE",
         ),
     ],
@@ -54,6 +54,8 @@ def reproduce(
 ) -> None:
     """Run what one of the paper's tables needs, and show the results beside the paper's figures.
 
+    `tuned` runs recipes (--models: their names) and shows the published MRR beside them.
+
     A run is shared by all strategies and by all tables that need it. Finished runs are skipped, interrupted ones are
     resumed; a run that fails is reported, and the others continue. The paper's settings are the default.
 
@@ -65,7 +67,7 @@ def reproduce(
     from transformers.utils import logging
 
     from aswa_hf.plotting import plot_panels
-    from aswa_hf.reproduce import robustness
+    from aswa_hf.reproduce import robustness, tuned
     from aswa_hf.reproduce.grid import run_grid, state
     from aswa_hf.reproduce.ranks import as_terminal_table, rankings
     from aswa_hf.reproduce.runs import plan
@@ -81,15 +83,15 @@ def reproduce(
             raise ValueError(f"{option} {value} is for tables of images; table {table} is about knowledge graphs.")
     if lengths and len(lengths) > 1 and not chosen.by_epochs:
         raise ValueError(f"--epochs {epochs}: the runs of table {table} have one length. Give one number.")
-    runs = plan(
-        chosen,
-        find_models(chosen, _names(models) if models else None),
-        names,
-        _numbers(seeds, "--seeds", least=0),
-        lengths,
-        None if rates is None else _rates(rates, chosen),
-        **({} if chosen.task != IMAGES else {"train_size": train_size, "bn_batches": bn_batches}),
-    )
+    numbers = _numbers(seeds, "--seeds", least=0)
+    asked = _names(models) if models else None
+    learning_rates = None if rates is None else _rates(rates, chosen)
+    if chosen.of_recipes:
+        runs = tuned.plan_recipes(tuned.find_recipes(asked, names), numbers, lengths[0] if lengths else None)
+        names = list(dict.fromkeys(run.dataset for run in runs))
+    else:
+        images = {} if chosen.task != IMAGES else {"train_size": train_size, "bn_batches": bn_batches}
+        runs = plan(chosen, find_models(chosen, asked), names, numbers, lengths, learning_rates, **images)
     console = Console(file=sys.stderr)  # this stream, also while the output of runs is redirected to files
     sources, missing = {}, {}
     for dataset in names:
@@ -111,6 +113,7 @@ def reproduce(
     picture = output_dir / f"{table}.png"
     if swept:
         plot_panels(list(robustness.panels(swept, MODELS[chosen.task])), picture)
+    taken = tuned.costs(runs, output_dir) if chosen.of_recipes else []
     if as_json:
         failures = {run.name: reason for run, reason in failed.items()}
         typer.echo(
@@ -121,6 +124,7 @@ def reproduce(
                     "rows": content,
                     "ranks": ranks,
                     "times": robustness.as_json(swept),
+                    "costs": taken,
                     "failed": failures,
                     "missing": missing,
                 },
@@ -135,6 +139,7 @@ def reproduce(
             *as_terminal_tables(chosen, content),
             *as_terminal_table(ranks),
             *robustness.as_terminal_tables(swept, MODELS[chosen.task]),
+            *tuned.as_terminal_tables(taken),
         ):
             out.print(part)
         if swept:

@@ -34,9 +34,9 @@ def _list_recipes(wanted: bool) -> None:
         return
     from rich.console import Console
 
-    from aswa_hf.experiments.recipes import recipes_table
+    from aswa_hf.experiments.recipes import recipes_listed
 
-    Console().print(recipes_table())
+    Console(highlight=False).print(recipes_listed())
     raise typer.Exit
 
 

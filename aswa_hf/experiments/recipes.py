@@ -1,23 +1,28 @@
 """Recipes: settings of link predictors that are worth starting from, one file per graph in recipes/.
 
-A recipe is a mapping from settings of `KGERun` to values, with what it is based on and what it reached here.
+A recipe is a mapping from settings of `KGERun` to values, with what it is based on and the test MRR published for it.
+What the recipes reached here is in recipes/reached.json, which `scripts/collect_results.py` writes.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import yaml
+from rich.console import Group
 from rich.table import Table
 
 from aswa_hf._utils.names import did_you_mean
 from aswa_hf.experiments.settings import KGERun
 
 FOLDER = Path(__file__).parent / "recipes"
-PARTS = ("about", "settings", "published", "reached")
+REACHED = FOLDER / "reached.json"
+PARTS = ("about", "settings", "published")
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,16 @@ class Recipe:
     published: float | None = None
     """The test MRR of the source."""
     reached: Mapping[str, Any] | None = None
-    """What a run here reached: the test MRR of each strategy, and its seconds."""
+    """What runs here reached, in the mean: `runs`, the test `mrr` of each strategy, `seconds` and `cpu_seconds`."""
+
+    @property
+    def graph(self) -> str:
+        return self.name.partition("/")[0]
+
+    @property
+    def label(self) -> str:
+        """The name without the graph."""
+        return self.name.partition("/")[2]
 
     def run(self, **settings: Any) -> KGERun:
         """The run of this recipe; `settings` are those that it leaves open (`dataset`), and changes."""
@@ -39,8 +53,10 @@ class Recipe:
 
 def recipes() -> Iterator[Recipe]:
     """The recipes of this package, by graph and name."""
+    reached = json.loads(REACHED.read_text(encoding="utf-8")) if REACHED.is_file() else {}
     for path in sorted(FOLDER.glob("*.yaml")):
-        yield from read_recipes(path)
+        for recipe in read_recipes(path):
+            yield replace(recipe, reached=reached.get(recipe.name))
 
 
 def find_recipe(name: str) -> Recipe:
@@ -56,16 +72,28 @@ def find_recipe(name: str) -> Recipe:
     raise ValueError(f"There is no recipe {name!r}. {hint}")
 
 
-def recipes_table() -> Table:
-    """The recipes with the published test MRR, and what they reached here."""
-    table = Table("recipe", "published", "reached", "minutes", "about", title="Recipes for link predictors (test MRR)")
+def recipes_listed() -> Group:
+    """The recipes with the published test MRR and what they reached here, and what each is based on."""
+    table = Table(title="Recipes for link predictors: test MRR", box=None, pad_edge=False, title_justify="left")
+    table.add_column("recipe", no_wrap=True)
+    for heading in ("published", "ASWA", "best epoch", "runs", "CPU seconds"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    notes = []
     for recipe in recipes():
-        reached = recipe.reached or {}
-        published = "" if recipe.published is None else f"{recipe.published:.3f}"
-        best = f"{reached['mrr']:.3f}" if "mrr" in reached else ""
-        minutes = f"{reached['seconds'] / 60:.0f}" if "seconds" in reached else ""
-        table.add_row(recipe.name, published, best, minutes, recipe.about)
-    return table
+        cells = ["" if recipe.published is None else f"{recipe.published:.3f}"]
+        if recipe.reached:
+            mrr = recipe.reached["mrr"]
+            cells += [f"{mrr['aswa']:.3f}", f"{mrr['best']:.3f}", str(recipe.reached["runs"])]
+            cells.append(f"{recipe.reached['cpu_seconds']:.0f}")
+        else:
+            cells.append("not run")
+        table.add_row(recipe.name, *cells)
+        notes.append(f"{recipe.name}: {recipe.about}")
+    meaning = (
+        "ASWA and the best epoch are of the same runs, in the mean over seeds. CPU seconds are of all threads, with "
+        "training, the averages of seven strategies and all evaluations. Not run: never completed by us."
+    )
+    return Group(table, "", *notes, "", meaning)
 
 
 def read_recipes(path: Path) -> Iterator[Recipe]:
@@ -83,6 +111,11 @@ def read_recipes(path: Path) -> Iterator[Recipe]:
             raise ValueError(f"{where} must be a mapping with the key settings.")
         if unknown := [part for part in parts if part not in PARTS]:
             raise ValueError(f"{where} has the unknown key {unknown[0]!r}. Expected {', '.join(PARTS)}.")
+        if not isinstance(parts.get("about", ""), str):
+            raise ValueError(f"{where}: about must be text, got {parts['about']!r}.")
+        published = parts.get("published")
+        if not isinstance(published, (float, NoneType)) or not 0 < (published or 0.5) < 1:
+            raise ValueError(f"{where}: published must be an MRR between 0 and 1, got {published!r}.")
         for field, value in parts["settings"].items():
             if field not in known:
                 raise ValueError(

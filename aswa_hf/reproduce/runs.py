@@ -21,10 +21,13 @@ class GridRun:
 
     dataset: str
     settings: KGERun | ImageRun
+    recipe: str = ""
 
     @property
     def model(self) -> str:
-        """The table's name of the model."""
+        """The table's name of the model, or that of the recipe."""
+        if self.recipe:
+            return self.recipe
         for name, settings in VARIANTS.items():
             if all(getattr(self.settings, key, None) == value for key, value in settings.items()):
                 return name
@@ -50,6 +53,8 @@ class GridRun:
     def name(self) -> str:
         """The name of the run's folder."""
         parts = [self.dataset.lower().replace("/", "-"), self.model, str(self.seed), str(self.epochs)]
+        if self.recipe:
+            parts.append("tuned")
         if isinstance(self.settings, ImageRun):
             default = ImageRun(dataset=self.settings.dataset)
             parts += [f"val{self.val_ratio:g}"] if self.val_ratio != default.val_ratio else []

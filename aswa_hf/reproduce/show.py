@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.table import Table as RichTable
 
+from aswa_hf.experiments.recipes import find_recipe
 from aswa_hf.experiments.settings import KGERun
 from aswa_hf.reproduce.figures import Figure, paper_figures
 from aswa_hf.reproduce.parts import is_measured, part_file
@@ -73,6 +74,9 @@ def _scores(table: Table, run: GridRun, output_dir: Path) -> dict[tuple[str, str
 
 
 def _paper_rows(table: Table, dataset: str, ratio: float | None, model: str) -> dict[tuple[str, str], Figure]:
+    if table.of_recipes:
+        published = find_recipe(f"{dataset}/{model}").published
+        return {(strategy, "mrr"): Figure(published) for strategy in table.strategies if published is not None}
     found: dict[tuple[str, str], Figure] = {}
     for (name, paper_model, strategy), numbers in (paper_figures(table.name) if table.figures else {}).items():
         name, _, paper_ratio = name.partition(":")
@@ -100,6 +104,8 @@ def title(table: Table, runs: Sequence[GridRun]) -> str:
     parts = ["epochs: " + ", ".join(map(str, epochs)), "seeds: " + ", ".join(map(str, seeds))]
     if table.by_rates:
         return f"{table.title} ({'; '.join(parts)})"
+    if table.of_recipes:
+        return f"{table.title} ({parts[-1]})"
     if table.task == KGE:
         paper = KGERun(dataset="")
         parts.append(f"d = {paper.dim}, Adam, learning rate {paper.lr}, KvsAll")
@@ -126,11 +132,12 @@ def as_terminal_tables(table: Table, content: Sequence[dict[str, Any]]) -> Itera
             first = number == 0 or some[number - 1]["model"] != row["model"]
             if first and number:
                 shown.add_row()
-            names = [MODELS[table.task][row["model"]] if first else "", row["strategy"]]
+            names = [MODELS[table.task].get(row["model"], row["model"]) if first else "", row["strategy"]]
             for label, key, sign in LINES:
                 values = [cell[key] for cell in row["columns"].values()]
                 if key == "ours" or any(value is not None for value in values):
                     numbers = (MISSING if value is None else f"{value:{sign}.{digits}f}" for value in values)
+                    label = "published" if table.of_recipes and key == "paper" else label
                     shown.add_row(*names, label, *numbers, style=None if key == "ours" else "dim")
                     names = ["", ""]
         yield shown
