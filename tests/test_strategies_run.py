@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 import random
 import re
 import signal
@@ -349,7 +348,7 @@ def test_an_interrupt_while_a_decision_is_carried_out_comes_when_it_is_complete(
 
     def interrupted(self, *args, **kwargs):
         original(self, *args, **kwargs)
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(type(aswa.average), changed, interrupted)
     remaining = iter(scores[1:])

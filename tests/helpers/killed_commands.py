@@ -30,7 +30,7 @@ def run(arguments: list[str], number: int = 0, epoch: int = 0) -> int:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if number:
         # The first line of an epoch has its loss.
-        at("on_log", lambda args, state: os.kill(os.getpid(), number) if is_first(state, epoch) else None)
+        at("on_log", lambda args, state: signal.raise_signal(number) if is_first(state, epoch) else None)
     try:
         sys.argv = ["aswa-hf", *arguments]
         aswa_hf_main()

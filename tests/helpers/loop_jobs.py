@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import sys
 from collections import Counter
 from importlib import import_module
@@ -152,7 +153,7 @@ def train(
 
     def die() -> None:
         if accelerator.process_index == to:
-            os.kill(os.getpid(), send)
+            signal.raise_signal(send)
 
     def save_state(*args: Any, **more: Any) -> None:
         checkpoint.save_state(*args, **more)

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from hub_client import TOKEN, hub_in_process
@@ -20,7 +19,8 @@ from aswa_hf.cli.push import push as push_command
 from aswa_hf.hub import HubError, push_to_hub, save_run, write_repository
 from aswa_hf.hub.requests import TIMEOUT, bounded_requests
 
-SHORT = 0.5  # seconds, where an answer never comes
+SHORT = 0.5  # seconds, where any error will do
+PATIENT = 2.0  # where all other requests must be answered in time, also on a busy machine
 UPLOAD = ("validate-yaml", "preupload", "lfs-batch", "lfs-upload", "lfs-verify")
 REQUESTS = ("create", "info", "refs", *UPLOAD, "commit", "tag")
 STATUSES = (400, 401, 403, 404, 408, 409, 412, 413, 429, 500, 502, 503, 504)
@@ -78,12 +78,11 @@ def push_with_fault(hub, run, number, case, caplog):
     repo_id = f"user/model{number}"
     caplog.clear()
     getattr(hub, kind)(*arguments, **options)
-    began, message = time.monotonic(), ""
+    message = ""
     try:
         push(hub, run, repo_id, tag="v1", **({"timeout": SHORT} if kind == "stall" else {}))
     except HubError as error:
         message = str(error)
-    assert time.monotonic() - began < 30, name
     hub.faults.clear()
     assert TOKEN not in message + caplog.text, name
     assert "\n" not in message, name
@@ -122,13 +121,13 @@ def test_every_kind_of_fault_is_among_them():
 def test_a_server_that_stops_answering_ends_the_push_and_is_named_while_it_is_waited_for(hub, run, caplog, when):
     hub.stall("commit", when, 99)
     if when == "before":
-        ended = "no answer to POST http://.*/api/models/user/model/commit/main for 0.5 s"
+        ended = "no answer to POST http://.*/api/models/user/model/commit/main for 2 s"
         with pytest.raises(HubError, match=f"failed at the step: upload the files and commit them .{ended}"):
-            push(hub, run, timeout=SHORT)
+            push(hub, run, timeout=PATIENT)
     else:
-        push(hub, run, timeout=SHORT)  # the commit is there
+        push(hub, run, timeout=PATIENT)  # the commit is there
     assert "Waiting for the Hub to answer POST http://127.0.0.1" in caplog.text
-    assert "/api/models/user/model/commit/main (at most 0.5 s)" in caplog.text
+    assert "/api/models/user/model/commit/main (at most 2 s)" in caplog.text
 
 
 def test_a_stopped_server_ends_the_push(run, tmp_path):
@@ -147,8 +146,8 @@ with HubServer() as hub:
             server.send_signal(signal.SIGSTOP)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-                with pytest.raises(HubError, match=r"create the repository \(no answer to POST .* for 0.5 s\)"):
-                    push_to_hub(run, "user/model", endpoint=endpoint, token=TOKEN, timeout=SHORT)
+                with pytest.raises(HubError, match=r"create the repository \(no answer to POST .* for 2 s\)"):
+                    push_to_hub(run, "user/model", endpoint=endpoint, token=TOKEN, timeout=PATIENT)
         finally:
             server.send_signal(signal.SIGCONT)
             server.stdin.close()

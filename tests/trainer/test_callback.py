@@ -3,7 +3,6 @@
 import json
 import logging
 import math
-import os
 import signal
 from types import SimpleNamespace
 
@@ -331,8 +330,8 @@ def test_a_failing_or_interrupted_lookahead_evaluation_leaves_running_weights_an
         calls.append(1)
         if len(calls) == 5:  # running, running, look-ahead, running, look-ahead
             if error is KeyboardInterrupt:
-                os.kill(os.getpid(), signal.SIGINT)
-            raise error("in the look-ahead of epoch 3")
+                signal.raise_signal(signal.SIGINT)  # raises here, and in this thread only
+            raise BrokenError("in the look-ahead of epoch 3")
         return accuracy(predictions)
 
     trainer = make_trainer(kind, tmp_path, callbacks=[snapshots], compute_metrics=failing)
@@ -341,7 +340,7 @@ def test_a_failing_or_interrupted_lookahead_evaluation_leaves_running_weights_an
         trainer.train()
     assert_same_tensors(weights_of(trainer.model), snapshots.weights[2])
     assert len(callback.strategies["aswa"].trajectory) == 2
-    # The state of epoch 2 is on disk, and the run can go on from it.
+    # The state of epoch 2 is on disk, and the run can be resumed from it.
     with_aswa(resumed := make_trainer(kind, tmp_path))
     resumed.train(resume_from_checkpoint=True)
     with_aswa(straight := make_trainer(kind, tmp_path / "straight"))
