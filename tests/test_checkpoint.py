@@ -150,7 +150,7 @@ def test_scores_that_are_not_finite_are_strict_json_and_come_back(tmp_path):
 def fail_to_save(scenario: str, folder: Path) -> dict:
     script = HELPERS / "failing_saves.py"
     run = subprocess.run(
-        [sys.executable, script, scenario, folder], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, script, scenario, folder], capture_output=True, text=True, timeout=540, check=False
     )
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout)

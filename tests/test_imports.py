@@ -162,43 +162,26 @@ def test_the_check_sees_every_way_to_import():
     assert violations("policy", [("aswa_hf", True), ("torch", True)]) == ["aswa_hf"]
 
 
-def test_importing_the_package_loads_nothing_slow():
-    heavy = ("transformers", "accelerate", "datasets", "timm", "peft", "sklearn", "matplotlib", "typer")
-    code = (
-        "import sys, aswa_hf; aswa_hf.ASWA, aswa_hf.WeightAverage; "
-        f"print([name for name in {heavy!r} if name in sys.modules])"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    assert run.stdout.strip() == "[]"
-
-
 def test_every_public_name_is_there_and_an_unknown_one_is_an_error():
     for name in aswa_hf.__all__:
         assert getattr(aswa_hf, name).__name__ == name
+    assert set(aswa_hf.__all__) <= set(dir(aswa_hf))
     with pytest.raises(AttributeError, match="no attribute 'AWSA'"):
         aswa_hf.AWSA  # noqa: B018
 
 
-def test_the_command_line_answers_without_loading_torch():
-    code = (
-        "import sys, aswa_hf.cli; print([name for name in ('torch', 'numpy', 'rich.console') if name in sys.modules])"
+# What is imported in a new process, one after the other, and what must not have been loaded until then.
+STEPS = {
+    "import aswa_hf; aswa_hf.KGERun(dataset='countries'), aswa_hf.ImageRun(dataset='digits')": "torch numpy typer",
+    "import aswa_hf.cli": "torch numpy rich.console",
+    "aswa_hf.ASWA, aswa_hf.WeightAverage": "transformers accelerate datasets timm peft sklearn matplotlib",
+    "from aswa_hf.kge import LinkPredictor, answer_query": "transformers.trainer datasets timm peft sklearn",
+}
+
+
+def test_settings_commands_strategies_and_predictions_load_nothing_slow_that_they_do_not_need():
+    code = "import sys\n" + "".join(
+        f"{step}\nprint([name for name in {names.split()} if name in sys.modules])\n" for step, names in STEPS.items()
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    assert run.stdout.strip() == "[]"
-
-
-def test_predictions_load_neither_the_trainer_nor_datasets():
-    heavy = ("datasets", "timm", "peft", "sklearn", "matplotlib", "transformers.trainer")
-    code = (
-        "import sys; from aswa_hf.kge import LinkPredictor, Query, answer_query; "
-        f"print([name for name in {heavy!r} if name in sys.modules])"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    assert run.stdout.strip() == "[]"
-
-
-def test_every_public_name_is_found():
-    import aswa_hf
-
-    assert all(getattr(aswa_hf, name).__name__ == name for name in aswa_hf.__all__)
-    assert set(aswa_hf.__all__) <= set(dir(aswa_hf))
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=540)
+    assert dict(zip(STEPS, run.stdout.splitlines(), strict=True)) == dict.fromkeys(STEPS, "[]")

@@ -5,11 +5,11 @@ import json
 import math
 import re
 import signal
-import subprocess
 import sys
 
 import pytest
 import torch
+import warm
 from hub_server import HubServer
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -566,7 +566,7 @@ def test_a_killed_process_leaves_no_result(tmp_path):
         "    return len(calls)\n"
         "average_checkpoints([f'{i}.safetensors' for i in range(3)], evaluate, output='out')"
     )
-    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, timeout=120)
+    run = warm.run("-c", code, cwd=tmp_path)
     assert run.returncode == -signal.SIGKILL, run.stderr
     assert not (tmp_path / "out").exists()
     # The same command given again is not in its own way.
@@ -598,8 +598,7 @@ def test_memory_does_not_grow_with_the_number_of_checkpoints(strategy, copies, t
     for number in range(4):
         save_file({"a": torch.full((size // 8,), float(number)), "b": torch.zeros(size // 8)},
             tmp_path / f"{number}.safetensors")  # fmt: skip
-    command = [sys.executable, "-c", MEMORY_CODE, strategy]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    run = warm.run("-c", MEMORY_CODE, strategy, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert int(run.stdout) < copies * size
     assert load_file(tmp_path / strategy / "model.safetensors")["a"][-1] == 1.5

@@ -1,15 +1,14 @@
 """`aswa-hf average` as a user meets it: output, exit status and files."""
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
+import warm
 from commands import outcome
 from safetensors.torch import load_file, save_file
 from transformers import set_seed
@@ -215,8 +214,7 @@ def test_a_process_of_its_own_names_the_truncated_file(trainer_folder, tmp_path)
     shutil.copytree(trainer_folder, tmp_path / "run")
     file = tmp_path / "run" / "checkpoint-3" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
-    command = [sys.executable, "-m", "aswa_hf.cli", "average", "run", "--strategy", "uniform", "-o", "out"]
-    run = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=120)
+    run = warm.run("-m", "aswa_hf.cli", "average", "run", "--strategy", "uniform", "-o", "out", cwd=tmp_path)
     assert run.returncode == 1
     (line,) = run.stderr.strip().splitlines()
     assert line.startswith("aswa-hf: run/checkpoint-3/model.safetensors is truncated: ")

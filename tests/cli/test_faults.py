@@ -40,7 +40,7 @@ def test_a_folder_is_trained_in_by_one_process_and_ctrl_c_says_how_to_resume(tmp
             assert announced.readline() == "training\n"  # or nothing, at once, if the process has ended
         assert refused(*options).startswith(f"aswa-hf: Another process is training in {run}.")
         first.send_signal(signal.SIGINT)
-        _, errors = first.communicate(timeout=240)
+        _, errors = first.communicate(timeout=540)
     finally:
         first.kill()
     assert first.returncode == 130

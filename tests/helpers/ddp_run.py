@@ -33,10 +33,10 @@ class StopAfterThree(TrainerCallback):
 
 
 def launch(
-    kind: str, folder: Path, *flags: str, script: str = __file__, fresh: bool = False
+    kind: str, folder: Path, *flags: str, script: str = __file__, bare: bool = False
 ) -> list[tuple[dict, dict]]:
-    """Runs the job on two gloo processes; gives each rank's tensors and history."""
-    run = warm.run(RANKS, script, kind, folder, *flags, fresh=fresh)
+    """Runs the job on two gloo processes; returns each rank's tensors and history."""
+    run = warm.run(RANKS, script, kind, folder, *flags, bare=bare)
     assert run.returncode == 0, run.stderr[-3000:]
     ranks = []
     for rank in (0, 1):

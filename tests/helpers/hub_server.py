@@ -6,7 +6,7 @@
         hub.repos["datasets/user/kg"].files("v1.0")             # by branch, tag or commit; .branches, .tags, .private
 
 Clients read their settings when they are imported, so they run in processes of their own: `hub.run(code, *arguments,
-timeout=120, **environment)` gives what the code prints, and fails with what it wrote to stderr;
+timeout=540, **environment)` returns what the code prints, and fails with what it wrote to stderr;
 `hub.environment(**changes)` is for any other command. Changes are variables, None removes one: `HF_TOKEN=None` is a
 client without a token, `HF_HUB_OFFLINE="1"` one without a network, and `HF_HUB_DISABLE_XET=None` one with Xet, for
 which the Hub must be `HubServer(lfs=False)`, since there is no Xet storage here. Processes share the cache
@@ -35,7 +35,6 @@ import contextlib
 import os
 import re
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -45,6 +44,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import warm
 from hub_api import BAD_TOKEN, ROUTES, STEPS, STORAGE, Answer, Call, HubApi, error_answer
 from hub_store import HubError
 
@@ -119,16 +119,10 @@ class HubServer(HubApi):
         }
         return {name: value for name, value in (kept | settings | changes).items() if value is not None}
 
-    def run(self, code: str, *arguments: object, timeout: float = 120, **environment: str | None) -> str:
+    def run(self, code: str, *arguments: object, timeout: float = 540, **environment: str | None) -> str:
         """What Python code prints that runs in a client's process, with `hub.folder` as its working directory."""
-        done = subprocess.run(
-            [sys.executable, "-c", code, *map(str, arguments)],
-            cwd=self.folder,
-            env=self.environment(**environment),
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
+        env = self.environment(**environment)
+        done = warm.run("-c", code, *arguments, cwd=self.folder, env=env, timeout=timeout, bare=True)
         assert done.returncode == 0, f"the client ended with {done.returncode}:\n{done.stderr[-5000:]}"
         return done.stdout
 

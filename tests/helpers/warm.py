@@ -2,9 +2,11 @@
 
     warm.run(SCRIPT, ARGUMENT…)      # as `python SCRIPT ARGUMENT…`
     warm.run("-m", MODULE, …)        # as `python -m MODULE …`
+    warm.run("-c", CODE, …)          # as `python -c CODE …`
 
 What a program reads from its environment while libraries are imported (HF_ENDPOINT, OMP_NUM_THREADS) it finds as it
-was for the first call. The server is this file: one request a line on its input, one answer a line on its output.
+was for the first call. With `bare=True` nothing is imported that reads settings of Hugging Face, and not this package.
+The server is this file: one request a line on its input, one answer a line on its output.
 """
 
 from __future__ import annotations
@@ -30,6 +32,10 @@ LIBRARIES = (
     "aswa_hf.cli", "aswa_hf.experiments.image", "aswa_hf.experiments.kge", "aswa_hf.loop",
     "aswa_hf.trainer.callback", "training",
 )  # fmt: skip
+BARE = (
+    "PIL.Image", "fsspec", "jinja2", "matplotlib.figure", "numpy", "pandas", "pyarrow.csv", "pyarrow.parquet",
+    "pydantic", "rich.progress", "sklearn.datasets", "torch", "tqdm.auto", "yaml",
+)  # fmt: skip
 
 
 def run(
@@ -37,18 +43,12 @@ def run(
     cwd: Path | None = None,
     env: dict[str, str] | None = None,
     timeout: float = 540,
-    fresh: bool = False,
+    bare: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program to its end, and ends what it leaves behind: a worker whose parent was killed may stay forever.
-
-    With `fresh` it is a new process that imports for itself.
-    """
-    if fresh:
-        words = [sys.executable, *map(str, command)]
-        return subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout)
+    """Runs a program to its end, and ends what it leaves behind: a worker whose parent was killed may stay forever."""
     with tempfile.TemporaryDirectory() as folder:
         written = [Path(folder, name) for name in ("stdout", "stderr")]
-        server = _server()
+        server = _server(bare)
         request = {
             "command": [str(part) for part in command],
             "cwd": str(cwd or Path.cwd()),
@@ -67,16 +67,20 @@ def run(
 
 
 @functools.cache
-def _server() -> subprocess.Popen[str]:
+def _server(bare: bool) -> subprocess.Popen[str]:
     server = subprocess.Popen(
-        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, __file__, *(["--bare"] if bare else [])],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     atexit.register(server.communicate)  # which closes its input, its end
     return server
 
 
 def main() -> None:
-    for library in LIBRARIES:
+    for library in BARE if "--bare" in sys.argv else LIBRARIES:
         importlib.import_module(library)
     gc.collect()
     gc.freeze()  # what was imported is nobody's garbage, and to look at it takes seconds in every process
@@ -126,6 +130,11 @@ def become(request: dict[str, Any]) -> None:
     random.seed()
     sys.modules["numpy"].random.seed()
     command = request["command"]
+    if command[0] == "-c":
+        sys.path[0] = ""  # instead of the folder of this file
+        sys.argv = ["-c", *command[2:]]
+        exec(compile(command[1], "<string>", "exec"), {"__name__": "__main__"})
+        return
     sys.path.insert(0, str(HELPERS))
     if command[0] == "-m":
         sys.argv = command[1:]

@@ -42,7 +42,7 @@ def hub():
 
 def ask(origin, method, path, body=b"", token=None, **headers):
     """Status, headers and content of the answer to one request, without a client library."""
-    connection = http.client.HTTPConnection(urlsplit(origin).netloc, timeout=120)
+    connection = http.client.HTTPConnection(urlsplit(origin).netloc, timeout=540)
     headers |= {"Authorization": f"Bearer {token}"} if token else {}
     try:
         connection.request(method, path, body, headers)
@@ -140,7 +140,7 @@ def test_a_commit_is_recorded_whole_or_not_at_all(hub):
 
 def test_a_request_that_ends_in_the_middle_has_no_effect(hub):
     repo = hub.add_repo("user/model")
-    connection = http.client.HTTPConnection(urlsplit(hub.endpoint).netloc, timeout=120)
+    connection = http.client.HTTPConnection(urlsplit(hub.endpoint).netloc, timeout=540)
     connection.putrequest("POST", "/api/models/user/model/commit/main")
     connection.putheader("Authorization", f"Bearer {TOKEN}")
     connection.putheader("Content-Length", "1000")

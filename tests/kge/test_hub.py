@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+import warm
 from huggingface_hub import HfApi
 from kge_graphs import random_graph
 from safetensors.torch import load_file
@@ -43,8 +42,7 @@ assert not any(name.partition(".")[0] == "aswa_hf" for name in sys.modules)
 def load_without_the_package(folders, tmp_path):
     """The scores that a process which cannot import aswa_hf gets from each folder."""
     environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-I", "-c", STRANGER, *map(str, folders)]
-    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
+    run = warm.run("-c", STRANGER, *folders, cwd=tmp_path, env=environment, bare=True)
     assert run.returncode == 0, run.stderr[-3000:]
     return [load_file(folder / "scores.safetensors")["scores"] for folder in folders]
 

@@ -48,7 +48,7 @@ def launch_and_kill_a_rank(folder: Path) -> int:
         stderr=subprocess.DEVNULL,
     )
     try:
-        return run.wait(timeout=200)
+        return run.wait(timeout=540)
     except subprocess.TimeoutExpired:
         run.terminate()  # it ends both ranks, which are in sessions of their own
         run.wait()

@@ -328,7 +328,7 @@ def test_of_two_processes_one_pushes_and_a_failure_stops_neither(hub, tmp_path, 
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.delenv("HF_HUB_DISABLE_XET")
-    ranks = launch("text", tmp_path / "run", script=str(__file__), fresh=True)
+    ranks = launch("text", tmp_path / "run", script=str(__file__), bare=True)
     assert [about["pushed"] for _, about in ranks] == [None, None]
     assert (steps(hub, "create"), steps(hub, "commit")) == (2, 1)
     assert set(files(hub)) >= HISTORY | TEXT
