@@ -36,6 +36,7 @@ WEIGHTS, ADAPTER_WEIGHTS, WEIGHTS_INDEX = (
 )
 TRAINER_STATE = "trainer_state.json"
 STATE_FOLDER = "aswa"
+TRAINING = "training.safetensors"  # weights and optimizer state of a model with sharded entities
 COMMIT = "commit.json"
 CHECKPOINT_PREFIX = "checkpoint-"
 
@@ -153,13 +154,22 @@ def newest_checkpoint(folder: str | Path, required: str = TRAINER_STATE, *, clea
     return valid
 
 
-def refuse_other_sharding(checkpoint: Path, *, sharded: bool) -> None:
-    """Raises ValueError if a sharded run resumes from a checkpoint of complete weights, or the other way round."""
-    kinds = {True: "with sharded weights (FSDP)", False: "with complete weights on every process"}
-    saved = any(checkpoint.glob("pytorch_model_fsdp*"))  # as accelerate names them
-    if saved != sharded:
+def refuse_other_sharding(checkpoint: Path, sharding: str) -> None:
+    """Raises ValueError if a run resumes from a checkpoint of weights that are not sharded like its own.
+
+    `sharding` is "complete", "fsdp" or "rows" (a table whose rows are spread over processes).
+    """
+    kinds = {
+        "complete": "with complete weights on every process",
+        "fsdp": "with sharded weights (FSDP)",
+        "rows": "with sharded entities",
+    }
+    saved = "fsdp" if any(checkpoint.glob("pytorch_model_fsdp*")) else "complete"  # as accelerate names them
+    if (checkpoint / TRAINING).exists():
+        saved = "rows"
+    if saved != sharding:
         raise ValueError(
-            f"{checkpoint} was saved by a run {kinds[saved]}, and this run is one {kinds[sharded]}. Resume with the "
+            f"{checkpoint} was saved by a run {kinds[saved]}, and this run is one {kinds[sharding]}. Resume with the "
             "same kind of run, or start a new one in another folder."
         )
 

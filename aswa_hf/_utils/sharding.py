@@ -63,6 +63,15 @@ def row_sharded(model: nn.Module) -> dict[str, RowSharded]:
     return {f"{path}.weight" if path else "weight": module for path, module in found}
 
 
+def undivided(loader: Any) -> Any:
+    """Makes a loader that accelerate has prepared yield all of its batches on every process, and returns it."""
+    sampler: Any = getattr(loader, "batch_sampler", None)
+    if hasattr(sampler, "process_index"):
+        sampler.num_processes, sampler.process_index = 1, 0
+        sampler.even_batches = False  # or the last batch would be filled up
+    return loader
+
+
 def reshard(model: nn.Module) -> bool:
     """Frees gathered parameters, so that the local rows are used; returns whether FSDP2 shards the model."""
     sharded = False

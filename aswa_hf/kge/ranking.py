@@ -61,7 +61,12 @@ def rank_triples(model: KGEModel, kg: KnowledgeGraph, split: str, batch_size: in
     """The filtered ranks of all triples of a split, by tail and by head, in no particular order."""
     queries, known, known_rows = _index(kg, split)
     on_cpu = model.entity_embeddings.weight.device.type == "cpu"
-    rows_at_a_time = batch_size or max(1, (SCORES_ON_CPU if on_cpu else SCORES_ON_DEVICE) // kg.num_entities)
+    rows_at_a_time = max(1, (SCORES_ON_CPU if on_cpu else SCORES_ON_DEVICE) // kg.num_entities)
+    # A model whose entities are spread over processes ranks where they are.
+    on_shards = getattr(model, "filtered_ranks", None)
+    if on_shards is not None:
+        rows_at_a_time = model.prepare_ranking(kg, split, queries, known)
+    rows_at_a_time = batch_size or rows_at_a_time
     training = model.training
     model.eval()
     try:
@@ -69,8 +74,11 @@ def rank_triples(model: KGEModel, kg: KnowledgeGraph, split: str, batch_size: in
         for start in range(0, len(queries), rows_at_a_time):
             rows = np.arange(start, min(start + rows_at_a_time, len(queries)))
             heads, by = queries.heads[rows], queries.relations[rows]
-            scores = _scores(model, heads, by, kg.num_relations)
-            ranks.append(_ranks(scores, *queries.take(rows), *known.take(known_rows[rows])))
+            answers = *queries.take(rows), *known.take(known_rows[rows])
+            if on_shards is not None:
+                ranks.append(on_shards(*_tensors(model, heads, by), *answers))
+            else:
+                ranks.append(_ranks(_scores(model, heads, by, kg.num_relations), *answers))
         return torch.cat(ranks) if ranks else torch.empty(0)
     finally:
         model.train(training)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,12 +11,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainerControl, TrainingArguments
+from transformers.trainer import SCHEDULER_NAME
 from transformers.trainer_utils import IntervalStrategy
 
 from aswa_hf._utils.checks import check_whole_number
+from aswa_hf._utils.sharding import row_sharded, undivided
+from aswa_hf._utils.training_state import load_optimizer, load_weights, save_training
 from aswa_hf.kge.graph import TailsByQuery, with_inverses
 from aswa_hf.kge.modeling_kge import KGEModel
 from aswa_hf.kge.ranking import evaluate_link_prediction
+from aswa_hf.run_folder import TRAINING
 
 if TYPE_CHECKING:
     from aswa_hf.kge.data import KnowledgeGraph
@@ -158,6 +163,8 @@ class KGETrainer(Trainer):
             raise ValueError(
                 "dispatch_batches splits batches of triples incorrectly. Remove it from accelerator_config."
             )
+        if row_sharded(model):
+            _refuse_with_sharded_entities(args)
         self._steps_since_log = 0
         examples = training_examples(
             kg,
@@ -193,6 +200,45 @@ class KGETrainer(Trainer):
             per_log = self.state.logging_steps
         return max(1, int(per_log) // LOSSES_PER_LOG)
 
+    def get_train_dataloader(self) -> Any:
+        """The training batches; with sharded entities the same ones on all processes."""
+        loader = super().get_train_dataloader()
+        return undivided(loader) if row_sharded(self.model) else loader
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Saves the model; in a checkpoint, each process saves its rows of sharded entities."""
+        if not row_sharded(self.model):
+            super().save_model(output_dir, _internal_call)
+            return
+        folder = Path(output_dir or self.args.output_dir)
+        if _internal_call:
+            optimizer = None if self.args.save_only_model else self.optimizer
+            save_training(folder / TRAINING, self.model, optimizer)
+        else:
+            self.model.save_pretrained(folder)
+        if self.args.should_save:
+            self.model.config.save_pretrained(folder)
+            self.kg.vocab.save_pretrained(folder)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not row_sharded(self.model):
+            super()._save_optimizer_and_scheduler(output_dir)
+        elif self.args.should_save:  # the optimizer is saved with the weights
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if row_sharded(self.model):
+            load_weights(Path(resume_from_checkpoint) / TRAINING, self.model)
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None or not row_sharded(self.model):
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        load_optimizer(Path(checkpoint) / TRAINING, self.model, self.optimizer)
+        self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True))
+
     def evaluate(
         self, eval_dataset: str | None = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
@@ -211,6 +257,17 @@ class KGETrainer(Trainer):
         # The Trainer's default of 8 is meant for other kinds of examples.
         size = self.args.per_device_eval_batch_size
         return size if size != TrainingArguments.per_device_eval_batch_size else None
+
+
+def _refuse_with_sharded_entities(args: TrainingArguments) -> None:
+    """Raises ValueError for arguments that would be wrong if each process has other rows."""
+    for name, used, reason in (
+        ("max_grad_norm", args.max_grad_norm, "each process would clip by the norm of its own rows; set it to 0"),
+        ("fp16", args.fp16, "processes would skip different steps; use bf16"),
+        ("load_best_model_at_end", args.load_best_model_at_end, "use the strategy 'best' of ASWACallback"),
+    ):
+        if used:
+            raise ValueError(f"{name}={used} is not supported with sharded entities: {reason}.")
 
 
 def _as_tensors(**arrays: np.ndarray) -> Batch:

@@ -29,11 +29,13 @@ from aswa_hf._utils.distributed import agree, succeeding_together
 from aswa_hf._utils.files import remove_temporary, sync, write_failure
 from aswa_hf._utils.locks import only_user
 from aswa_hf._utils.random_state import loader_parts, rng_from_tensors, rng_state, rng_tensors, set_rng_state
-from aswa_hf._utils.sharding import is_sharded
+from aswa_hf._utils.sharding import is_sharded, row_sharded
+from aswa_hf._utils.training_state import load_optimizer, load_weights, save_training
 from aswa_hf.averaging import unwrap
 from aswa_hf.checkpoint import AVERAGE_FILE, load_state, save_state
 from aswa_hf.run_folder import (
     STATE_FOLDER,
+    TRAINING,
     checkpoint_folder,
     checkpoint_step,
     checkpoints,
@@ -125,11 +127,15 @@ class Place:
         folder = checkpoint_folder(root, self.step)
         temporary = _hidden(folder)
         try:
+            tables = _row_sharded(accelerator)
             with succeeding_together(accelerator.device, SAVING_ERRORS):
-                with _names_of_the_module(accelerator):
+                with _names_of_the_module(accelerator), _without(tables, accelerator):
                     accelerator.save_state(str(temporary))
                 (temporary / STATE_FOLDER).mkdir(exist_ok=True)
                 save_file(self._of_this_rank(loader), _rank_file(temporary, accelerator.process_index))
+            if tables is not None:
+                save_training(temporary / TRAINING, *tables)
+            with succeeding_together(accelerator.device, SAVING_ERRORS):
                 if accelerator.is_main_process or any(is_sharded(strategy.model) for strategy in strategies.values()):
                     save_state(
                         temporary / STATE_FOLDER,
@@ -165,7 +171,9 @@ class Place:
         epochs: int,
     ) -> dict[str, Any]:
         """Restores a checkpoint: position, model, optimizer, scheduler and strategies. Returns what else it holds."""
-        refuse_other_sharding(folder, sharded=accelerator.distributed_type == DistributedType.FSDP)
+        tables = _row_sharded(accelerator)
+        fsdp = accelerator.distributed_type == DistributedType.FSDP
+        refuse_other_sharding(folder, "rows" if tables else "fsdp" if fsdp else "complete")
         content = load_state(folder / STATE_FOLDER, strategies)
         if "processes" not in content:
             raise ValueError(f"{folder} was not saved by fit(). Choose another checkpoint_dir.")
@@ -178,8 +186,11 @@ class Place:
             raise ValueError(f"{folder} is already at epoch {content['epoch']}, but this run has {epochs} epochs.")
         try:
             ranks = [load_file(_rank_file(folder, rank)) for rank in range(content["processes"])]
-            with _names_of_the_module(accelerator):
+            with _names_of_the_module(accelerator), _without(tables, accelerator):
                 accelerator.load_state(str(folder))
+            if tables is not None:
+                load_weights(folder / TRAINING, tables[0])
+                load_optimizer(folder / TRAINING, *tables)
         except (OSError, SafetensorError, RuntimeError, ValueError, KeyError) as error:
             raise ValueError(
                 f"{folder} cannot be resumed: {error}. Resume with the same model, optimizer and scheduler, or "
@@ -187,10 +198,12 @@ class Place:
             ) from error
         self.epoch, self.batches, self.step = (content[key] for key in ("epoch", "batches", "step"))
         self.history, self.metrics = decode_numbers(content["history"]), decode_numbers(content["metrics"])
-        if content["processes"] == accelerator.num_processes:
+        # With sharded tables all processes have the same batches and random numbers, however many there are.
+        rank = min(accelerator.process_index, content["processes"] - 1)
+        if content["processes"] == accelerator.num_processes or tables:
             if self.batches and getattr(loader, "persistent_workers", False):
                 logger.warning("Persistent workers (persistent_workers=True) continue with other random numbers.")
-            self._take_up(ranks[accelerator.process_index], loader)
+            self._take_up(ranks[rank], loader)
             return content
         logger.warning(
             f"{folder} was saved by {content['processes']} processes, this run has {accelerator.num_processes}: it "
@@ -297,6 +310,33 @@ def _restore(state: Mapping[str, Any], loader: Any) -> None:
         # A seedable sampler has no generator before its first epoch, and seeds it for each.
         if str(index) in state["loader"] and isinstance(getattr(part, "generator", None), torch.Generator):
             part.generator.set_state(state["loader"][str(index)])
+
+
+def _row_sharded(accelerator: Accelerator) -> tuple[nn.Module, Any] | None:
+    """The model and the optimizer of a run in which each process has other rows of a table; else None."""
+    models = [unwrap(model) for model in accelerator._models]
+    if not any(row_sharded(model) for model in models):
+        return None
+    if len(models) > 1 or len(accelerator._optimizers) > 1:
+        raise ValueError(
+            f"A run with a sharded table has one model and one optimizer, got {len(models)} and "
+            f"{len(accelerator._optimizers)}. Prepare the others with another Accelerator."
+        )
+    return models[0], (accelerator._optimizers or [None])[0]
+
+
+@contextmanager
+def _without(tables: Any, accelerator: Accelerator) -> Iterator[None]:
+    """Saves and loads all but the model and the optimizer, of which accelerate would save the main process's rows."""
+    if tables is None:
+        yield
+        return
+    models, optimizers = accelerator._models, accelerator._optimizers
+    accelerator._models, accelerator._optimizers = [], []
+    try:
+        yield
+    finally:
+        accelerator._models, accelerator._optimizers = models, optimizers
 
 
 @contextmanager

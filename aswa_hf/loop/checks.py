@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator, DistributedType
+from accelerate.data_loader import DataLoaderDispatcher, IterableDatasetShard
 from accelerate.logging import get_logger
 from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from aswa_hf._utils.checks import check_whole_number
+from aswa_hf._utils.sharding import row_sharded
 
 logger = get_logger(__name__)
 
@@ -147,6 +149,29 @@ def check_accelerator_supported(
             "With sync_with_dataloader=False gradients are left over at the end of an epoch, which a checkpoint does "
             "not hold: leave it out, or checkpoint_dir."
         )
+
+
+def check_sharded_table(accelerator: Accelerator, model: nn.Module, loader: Any, max_grad_norm: float | None) -> bool:
+    """Whether each process has other rows of a table; raises ValueError for what would be wrong with these alone."""
+    if not row_sharded(model):
+        return False
+    if max_grad_norm is not None:
+        raise ValueError(
+            f"max_grad_norm={max_grad_norm} is not supported with a sharded table: each process would clip by the "
+            "norm of its own rows."
+        )
+    if accelerator.scaler is not None:
+        raise ValueError(
+            "mixed_precision='fp16' is not supported with a sharded table: processes would skip different steps. Use "
+            "bf16."
+        )
+    divides = isinstance(loader, DataLoaderDispatcher)
+    if divides or isinstance(getattr(loader, "dataset", None), IterableDatasetShard):
+        raise ValueError(
+            "With a sharded table all processes need the same batches, and this loader divides them. Use a DataLoader "
+            "of a dataset with a length, and no dispatch_batches."
+        )
+    return True
 
 
 def prepared(accelerator: Accelerator, *objects: Any) -> list[Any]:

@@ -26,6 +26,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from aswa_hf._utils.distributed import broadcast_from_rank_0
 from aswa_hf._utils.random_state import preserved_rng, rewound
+from aswa_hf._utils.sharding import undivided
 from aswa_hf.averaging import persistent_buffers, unwrap
 from aswa_hf.comparison import (
     Metric,
@@ -44,6 +45,7 @@ from aswa_hf.loop.checks import (
     check_accelerator_supported,
     check_arguments,
     check_loss,
+    check_sharded_table,
     check_training,
     length_of,
     loss_of,
@@ -129,7 +131,8 @@ def fit(
         progress: whether the main process shows a progress bar.
 
     The model trains exactly as it would without strategies and evaluations. Gradient accumulation, mixed precision
-    and trackers are the accelerator's.
+    and trackers are the accelerator's. A model with sharded entities (`aswa_hf.kge.sharded`) has the same batches on
+    all processes.
     """
     factories = named_factories(strategies)
     score = Score(metric if metric is not None else "score")
@@ -149,6 +152,8 @@ def fit(
     model, optimizer, train_loader, scheduler = prepared(accelerator, model, optimizer, train_loader, scheduler)
 
     module = unwrap(model)
+    if check_sharded_table(accelerator, module, train_loader, max_grad_norm):
+        train_loader = undivided(train_loader)
     options: dict[str, Any] = {"batchnorm": batchnorm, "bn_batches": bn_batches, "dtype": dtype, "device": device}
     options |= {"greater_is_better": greater_is_better, "hard_updates": hard_updates}
     options |= {"train_batches": train_loader, "bn_forward": lambda batch: loss(module, batch)}

@@ -17,6 +17,7 @@ from transformers import Trainer, TrainerState, TrainingArguments
 from aswa_hf._utils.distributed import succeeding_together, wait_for_all
 from aswa_hf._utils.files import remove_temporary, sync
 from aswa_hf._utils.locks import hold, release
+from aswa_hf._utils.sharding import row_sharded
 from aswa_hf.checkpoint import AVERAGE_FILE
 from aswa_hf.run_folder import (
     STATE_FOLDER,
@@ -94,13 +95,13 @@ def saved_state(checkpoint: Path, step: int) -> Path | None:
     return next((folder for folder in folders if (folder / AVERAGE_FILE).exists()), None)
 
 
-def refuse_damaged(checkpoint: Path, args: TrainingArguments, *, sharded: bool) -> None:
+def refuse_damaged(checkpoint: Path, args: TrainingArguments, *, sharding: str) -> None:
     """Raises ValueError on all ranks if a checkpoint is damaged, or was saved by another kind of run."""
     with succeeding_together(args.device, (ValueError,)):
         if args.process_index == 0:
             if reason := checkpoint_damage(checkpoint):
                 raise ValueError(f"{checkpoint} is damaged: {reason}. {what_to_resume_from(checkpoint.parent)}")
-            refuse_other_sharding(checkpoint, sharded=sharded)
+            refuse_other_sharding(checkpoint, sharding)
 
 
 def what_to_resume_from(folder: Path) -> str:
@@ -119,7 +120,8 @@ def check_before_loading(trainer: Trainer) -> None:
 
     @functools.wraps(load)
     def checked(resume_from_checkpoint: str, *args: Any, **kwargs: Any) -> None:
-        refuse_damaged(Path(resume_from_checkpoint), trainer.args, sharded=trainer.is_fsdp_enabled)
+        sharding = "fsdp" if trainer.is_fsdp_enabled else "rows" if row_sharded(trainer.model) else "complete"
+        refuse_damaged(Path(resume_from_checkpoint), trainer.args, sharding=sharding)
         load(resume_from_checkpoint, *args, **kwargs)
 
     trainer._load_from_checkpoint = checked

@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from aswa_hf import ASWA, LastCheckpoint, checkpoint
+from aswa_hf import ASWA, LastCheckpoint
+from aswa_hf._utils import shard_files
 from aswa_hf.checkpoint import load_state, save_state
 
 # Of the events that Python reports before they happen.
@@ -88,7 +89,7 @@ def die_before(number: int, folder: Path, writer: int) -> None:
             sys.audit("half written", str(path))
             file.write(content[len(content) // 2 :])
 
-    checkpoint.save_file = save_in_two_halves  # which safetensors does without Python
+    shard_files.save_file = save_in_two_halves  # which safetensors does without Python
     sys.addaudithook(listen)
 
 

@@ -33,7 +33,8 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 
-from aswa_hf import ASWA, checkpoint
+from aswa_hf import ASWA
+from aswa_hf._utils import shard_files
 from aswa_hf.checkpoint import load_state, save_state
 from aswa_hf.strategies import take_step
 
@@ -187,15 +188,15 @@ def lose_a_rank(folder: Path, rank: int, moment: str) -> None:
     save_state(folder / "state", of, value=1.0)
     advance(2.0)
     if dist.get_rank() == rank:
-        write = checkpoint._write_tensors
+        write = shard_files._write
         if moment == "in its file":
-            checkpoint._write_tensors = lambda path, tensors, text: (path.write_bytes(b"half"), end())
+            shard_files._write = lambda path, tensors, text: (path.write_bytes(b"half"), end())
         elif moment == "after its file":
-            checkpoint._write_tensors = lambda *args: (write(*args), end())
+            shard_files._write = lambda *args: (write(*args), end())
         elif moment == "before the index counts":
-            checkpoint.write_text = end
+            shard_files.write_text = end
         elif moment == "when the index counts":
-            checkpoint._write_index = lambda *args, index=checkpoint._write_index: (index(*args), end())
+            shard_files._write_index = lambda *args, index=shard_files._write_index: (index(*args), end())
     save_state(folder / "state", of, value=2.0)
 
 

@@ -4,20 +4,27 @@ their rank saw. Called in the tests' own process, they are the run on one proces
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from accelerate import Accelerator, DataLoaderConfiguration
 from kge_graphs import random_graph
 from torch.utils.data import DataLoader
 
+from aswa_hf._utils import shard_files
 from aswa_hf._utils.distributed import rank, world_size
-from aswa_hf.kge import KGEModel, modeling_kge
+from aswa_hf.kge import KGEModel, evaluate_link_prediction, modeling_kge
 from aswa_hf.kge.data import KnowledgeGraph, load_kg
 from aswa_hf.kge.optimizers import RowwiseAdagrad
-from aswa_hf.kge.sharded import shard_entities
+from aswa_hf.kge.ranking import rank_triples
+from aswa_hf.kge.sharded import files, load_sharded, shard_entities
+from aswa_hf.kge.sharded import ranking as sharded_ranking
 from aswa_hf.kge.training import training_examples
+from aswa_hf.loop import fit
 
 OPTIMIZERS = {
     "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.05),
@@ -32,10 +39,12 @@ def graph(folder: Path) -> KnowledgeGraph:
     return load_kg(folder / "graph") if (folder / "graph").exists() else random_graph(folder / "graph", entities=13)
 
 
-def make(kg: KnowledgeGraph, scorer: str = "keci", dtype: torch.dtype = torch.float64, **options: Any) -> KGEModel:
-    """A model with the same weights on every process; sharded if there are several."""
+def make(kg: KnowledgeGraph, scorer: str = "keci", values: int = 0, **options: Any) -> KGEModel:
+    """A model with the same weights on every process, sharded if there are several; `values` bounds whole numbers."""
     torch.manual_seed(0)
-    model = KGEModel(kg.config(scorer=scorer, dim=8, **options)).to(dtype)
+    model = KGEModel(kg.config(scorer=scorer, dim=8, **options)).double()
+    for parameter in model.parameters() if values else ():
+        parameter.data.copy_(torch.randint(-values, values + 1, parameter.shape))
     return shard_entities(model) if dist.is_initialized() else model
 
 
@@ -83,3 +92,79 @@ def train(
             losses.append(loss.item())
     rows = len(model.entity_embeddings.weight)
     return {"losses": losses, "weights": whole(model), "rows": rows, "rank": rank(), "world": world_size()}
+
+
+def rank_all(
+    folder: Path, *, values: int = 0, queries: int | None = None, scores: int | None = None, broken: bool = False
+) -> dict[str, Any]:
+    """The sorted ranks of the test triples and the metrics; embeddings of few whole numbers have many ties."""
+    kg = graph(folder)
+    model = make(kg, "complex", values)
+    if broken and rank() == world_size() - 1:
+        model.entity_embeddings.weight.data[-1, 0] = torch.nan
+    if scores is not None:
+        sharded_ranking.SCORES_ON_CPU, sharded_ranking.FEWEST_QUERIES = scores, 3
+    ranks = rank_triples(model, kg, "test", queries)
+    found = {"ranks": ["nan" if r != r else r for r in ranks.tolist()]}
+    return found if broken else found | {"metrics": evaluate_link_prediction(model, kg, "test")}
+
+
+def follow(
+    folder: Path,
+    name: str,
+    *,
+    epochs: int = 4,
+    kill: tuple[int, int] | None = None,
+    full: int | None = None,
+    resume: bool = True,
+    save_steps: int | None = None,
+    optimizer: str = "adagrad-rowwise",
+    **options: Any,
+) -> dict[str, Any]:
+    """A run of `fit` with all kinds of strategies; `kill` is (rank, step), `full` the rank without space."""
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
+    assert accelerator.num_processes == world_size()
+    kg = graph(folder)
+    model = make(kg, query_dropout=0.1, **options)
+    steps = OPTIMIZERS[optimizer](model.parameters())
+    examples = training_examples(kg, "kvsall", inverses=True)
+    loader = DataLoader(examples, 16, shuffle=True, collate_fn=lambda batch: batch)
+    torch.manual_seed(5)
+    seen = 0
+
+    def loss(module: Any, batch: Any) -> Any:
+        nonlocal seen
+        seen += 1
+        if kill is not None and (rank(), seen) == tuple(kill):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return module(**batch).loss
+
+    if full == rank():
+        shard_files.save_file = no_space
+    run = fit(
+        accelerator, model, steps, loader, lambda: evaluate_link_prediction(model, kg, "validation"), epochs=epochs,
+        loss=loss, metric="mrr", strategies=("aswa", "dense-aswa", "ema", "best"), checkpoint_dir=folder / name,
+        resume=resume, save_steps=save_steps, save_total_limit=None, progress=False,
+    )  # fmt: skip
+    found = {"running": whole(model)} if run.applied is None else {}
+    for key, strategy in run.strategies.items():
+        with strategy.swapped():
+            found[key] = whole(model)
+    local = {key: sum(t.numel() for t in s.average.averaged.values()) for key, s in run.strategies.items()}
+    records = {key: trajectory.to_json() for key, trajectory in run.trajectories.items()}
+    test = evaluate_link_prediction(model, kg, "test")
+    return {"weights": found, "records": records, "test": test, "history": run.history, "local": local}
+
+
+def no_space(*_: Any, **__: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def save_and_load(folder: Path, name: str) -> dict[str, Any]:
+    """Saves a model as an ordinary one, and loads it in parts."""
+    files.CHUNK = 16  # two rows at a time
+    model = make(graph(folder), "tucker")
+    model.save_pretrained(folder / name)
+    again = load_sharded(folder / name)
+    same = all(map(torch.equal, model.state_dict().values(), (t.double() for t in again.state_dict().values())))
+    return {"weights": whole(model), "same": same, "class": type(again).__name__}

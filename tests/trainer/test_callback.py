@@ -356,7 +356,7 @@ def test_a_full_disk_while_saving_leaves_running_weights_and_the_previous_state(
         def on_epoch_end(self, args, state, control, model=None, **kwargs):
             super().on_epoch_end(args, state, control, model=model)
             if state.epoch == 3:
-                monkeypatch.setattr("aswa_hf.checkpoint.save_file", full)
+                monkeypatch.setattr("aswa_hf._utils.shard_files.save_file", full)
 
     trainer = make_trainer("conv", tmp_path, callbacks=[snapshots := FillDisk()])
     with_aswa(trainer)

@@ -48,7 +48,7 @@ class Failing(TrainerCallback):
             raise OSError(28, "No space left on device")
 
         if state.epoch >= self.epoch:
-            self.monkeypatch.setattr("aswa_hf.checkpoint.save_file", full)
+            self.monkeypatch.setattr("aswa_hf._utils.shard_files.save_file", full)
 
 
 @pytest.mark.parametrize("kind", ["conv", "lora"])

@@ -10,16 +10,25 @@ Relations, and TuckER's core, are on every process.
 from __future__ import annotations
 
 import copy
-from typing import Any
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from aswa_hf._utils.distributed import broadcast_from_rank_0, world_size
+from aswa_hf._utils.distributed import broadcast_from_rank_0, rank, succeeding_together, world_size
 from aswa_hf._utils.fingerprints import fingerprint
 from aswa_hf.kge.configuration_kge import KGEConfig
+from aswa_hf.kge.graph import TailsByQuery
 from aswa_hf.kge.modeling_kge import KGEModel, KGEOutput, loss_over_entities
+from aswa_hf.kge.sharded.files import copy_shell, read_rows, write_whole
+from aswa_hf.kge.sharded.ranking import queries_at_a_time, ranks_on_shards, refuse_other_graph
 from aswa_hf.kge.sharded.table import EntityShard, SumOfGradients, SumOfParts, refuse_differences
+
+if TYPE_CHECKING:
+    from aswa_hf.kge.data import KnowledgeGraph
 
 TABLE = "entity_embeddings"
 # What a class of sharded models is called.
@@ -88,6 +97,31 @@ class ShardedKGE(KGEModel):
         _require_inverses(self.config)
         return super().score_heads(relations, tails)
 
+    def prepare_ranking(self, kg: KnowledgeGraph, split: str, *queries: TailsByQuery) -> int:
+        """Checks that all processes rank the same triples; returns how many queries to rank at a time."""
+        refuse_other_graph(self.entity_embeddings, kg, split, *queries)
+        return queries_at_a_time(self.entity_embeddings)
+
+    def filtered_ranks(self, heads: Tensor, relations: Tensor, *answers: np.ndarray) -> Tensor:
+        """The ranks of the targets of queries; `answers` are targets and known tails, each with offsets."""
+        return ranks_on_shards(self.entity_embeddings, self.query(heads, relations), *answers)
+
+    def save_pretrained(self, save_directory: Any, *_args: Any, push_to_hub: bool = False, **_options: Any) -> None:
+        """Saves an ordinary model, which a plain `from_pretrained` loads; all processes must call it.
+
+        No process holds the whole table. Only rank 0 writes.
+        """
+        if push_to_hub:
+            raise ValueError(
+                "A sharded model is pushed from its folder: save it, then run `aswa-hf push FOLDER REPO`."
+            )
+        folder = Path(save_directory)
+        others = {name: tensor for name, tensor in self.state_dict().items() if not name.startswith(TABLE)}
+        with succeeding_together(self.entity_embeddings.weight.device):
+            if rank() == 0:
+                copy_shell(_shell(self.config), folder)
+        write_whole(folder / "model.safetensors", f"{TABLE}.weight", self.entity_embeddings, others)
+
     def set_input_embeddings(self, value: nn.Module) -> None:
         raise ValueError("The entity table of a sharded model cannot be replaced. Shard the model after that.")
 
@@ -118,14 +152,37 @@ def build_sharded(config: KGEConfig, *, seed: int = 0, sparse: bool = False, dev
 
     Relations are drawn from the global generator, and are rank 0's on every process.
     """
-    without = copy.deepcopy(config)
-    without.num_entities = 1
-    model: KGEModel = KGEModel(without).to(device)
-    model.config = config
-    config.scorer = without.scorer
+    model: KGEModel = _shell(config).to(device)
     shard = _with_shard(model, sparse=sparse, device=model.entity_embeddings.weight.device)
     shard.fill(config.initializer, config.initializer_range, seed)
     broadcast_from_rank_0(p.data for name, p in model.named_parameters() if not name.startswith(TABLE))
+    return model
+
+
+def load_sharded(folder: str | os.PathLike[str], *, sparse: bool = False, device: Any = None) -> KGEModel:
+    """The model in a folder; each process reads its rows of the table only. The files may be of a plain model."""
+    path = Path(folder)
+    config = KGEConfig.from_pretrained(path)
+    model: KGEModel = _shell(config).to(device)
+    shard = _with_shard(model, sparse=sparse, device=model.entity_embeddings.weight.device)
+    with succeeding_together(shard.weight.device, (OSError, ValueError)), torch.no_grad():
+        for name, parameter in model.named_parameters():
+            rows = slice(shard.start, shard.stop) if parameter is shard.weight else None
+            found = read_rows(path, name, rows)
+            if found.shape != parameter.shape or not found.isfinite().all():
+                problem = "holds NaN or infinite numbers" if found.shape == parameter.shape else "has another shape"
+                raise ValueError(f"{path}: {name!r} {problem}. Expected finite numbers of the shape in config.json.")
+            parameter.copy_(found)
+    return model
+
+
+def _shell(config: KGEConfig) -> KGEModel:
+    """A plain model of a configuration, with a table of one entity."""
+    small = copy.deepcopy(config)
+    small.num_entities = 1
+    model: KGEModel = KGEModel(small)
+    config.scorer = small.scorer
+    model.config = copy.deepcopy(config)
     return model
 
 

@@ -1,0 +1,79 @@
+"""Runs with sharded entities decide as one process, and resume from the files of their ranks."""
+
+import pytest
+import sharded_jobs
+import torch
+
+from aswa_hf.kge import KGEModel
+from aswa_hf.run_folder import checkpoints
+
+
+def close(found, expected, tolerance=1e-10):
+    """Whether nested dicts of lists of numbers are equal up to rounding."""
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        if isinstance(value, dict):
+            close(found[key], value, tolerance)
+        else:
+            torch.testing.assert_close(torch.tensor(found[key]), torch.tensor(value), rtol=0, atol=tolerance)
+
+
+@pytest.fixture(scope="module")
+def plain(folder):
+    return sharded_jobs.follow(folder, "plain")
+
+
+@pytest.fixture(scope="module")
+def straight(processes, folder):
+    return processes.run("sharded_jobs.follow", 2, folder, name="straight")
+
+
+def test_strategies_decide_as_on_one_process_and_average_their_own_rows(straight, plain):
+    numbers = 2 * 3 * 8  # of relations and their inverses
+    for rows, found in zip((7, 6), straight, strict=True):
+        assert found["local"] == dict.fromkeys(found["local"], rows * 8 + numbers)
+        for name, records in plain["records"].items():
+            assert [one["decision"] for one in found["records"][name]] == [one["decision"] for one in records]
+        close(found["weights"], plain["weights"])
+        close(found["test"], plain["test"])
+    assert len({one["decision"] for one in plain["records"]["aswa"]}) > 1
+
+
+def test_a_killed_rank_is_resumed_bit_for_bit(processes, folder, straight):
+    killed = processes.run("sharded_jobs.follow", 2, folder, name="killed", kill=[1, 9], save_steps=2, fails=True)
+    assert killed[1] == ["signal", 9]
+    assert checkpoints(folder / "killed")
+    found = processes.run("sharded_jobs.follow", 2, folder, name="killed")
+    for one, expected in zip(found, straight, strict=True):
+        assert one["weights"] == expected["weights"]
+        assert one["records"] == expected["records"]
+
+
+def test_a_run_resumes_on_another_number_of_processes(processes, folder, straight):
+    processes.run("sharded_jobs.follow", 2, folder, name="moved", epochs=2)
+    found = processes.run("sharded_jobs.follow", 3, folder, name="moved")
+    for one in found:
+        close(one["weights"], straight[0]["weights"])
+        close(one["test"], straight[0]["test"])
+
+
+def test_a_full_disk_is_an_error_on_every_rank_and_leaves_the_last_checkpoint(processes, folder):
+    processes.run("sharded_jobs.follow", 2, folder, name="full", epochs=1)
+    before = checkpoints(folder / "full")
+    failed = processes.run("sharded_jobs.follow", 2, folder, name="full", full=1, fails=True)
+    assert [kind for kind, _ in failed] == ["error", "error"]
+    assert all("No space left on device" in message for _, message in failed)
+    assert checkpoints(folder / "full") == before
+    processes.run("sharded_jobs.follow", 2, folder, name="full", epochs=2)
+
+
+def test_a_saved_model_is_an_ordinary_one(processes, folder):
+    found = processes.run("sharded_jobs.save_and_load", 3, folder, name="saved")
+    model = KGEModel.from_pretrained(folder / "saved", dtype=torch.float64)
+    assert type(model).__name__ == "TuckER"
+    assert sorted(path.name for path in (folder / "saved").glob("*.safetensors")) == ["model.safetensors"]
+    for one in found:
+        assert one["same"]
+        assert one["class"] == "ShardedTuckER"
+        for name, weights in one["weights"].items():
+            assert model.state_dict()[name].tolist() == weights
