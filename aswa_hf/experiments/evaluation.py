@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aswa_hf._utils.names import did_you_mean
-from aswa_hf._utils.tensors import load_weights, open_tensors, read_header
+from aswa_hf._utils.shard_files import open_index
+from aswa_hf._utils.tensors import load_weights, read_header
 from aswa_hf.batchnorm import Batches
 from aswa_hf.checkpoint import AVERAGE_FILE
 from aswa_hf.experiments.settings import ImageRun, KGERun, read_run, read_settings
@@ -185,11 +187,11 @@ def _classification(model: Any, loader: Any) -> dict[str, float]:
 def each_strategy(model: KGEModel, run: str | Path, names: Sequence[str]) -> Iterator[str]:
     """Yields the names of strategies of a run, each while its weights are in the model."""
     path = check_strategies(Path(run), names)
-    with open_tensors(path) as file:
-        keys = list(file.keys())
+    with ExitStack() as files:
+        _, saved = open_index(path, files)  # also of a sharded run
         for name in names:
             prefix = f"{name}/averaged/"
-            weights = {key.removeprefix(prefix): file.get_tensor(key) for key in keys if key.startswith(prefix)}
+            weights = {key.removeprefix(prefix): saved[key][...] for key in saved if key.startswith(prefix)}
             load_weights(model, weights, f"{path}, strategy {name},")
             yield name
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from transformers import TrainerCallback, set_seed
+from transformers import TrainerCallback, TrainingArguments, set_seed
 from transformers.trainer_utils import IntervalStrategy
 
+from aswa_hf._utils.sharding import is_sharded
 from aswa_hf.checkpoint import save_state
 from aswa_hf.experiments.progress import results_table, verdict
 from aswa_hf.experiments.running import (
@@ -23,7 +24,7 @@ from aswa_hf.experiments.running import (
     write_results,
 )
 from aswa_hf.experiments.settings import KGERun
-from aswa_hf.kge import KGEModel, KGETrainer, evaluate_link_prediction, load_kg, paper_arguments
+from aswa_hf.kge import KGEModel, KGETrainer, KnowledgeGraph, evaluate_link_prediction, load_kg, paper_arguments
 from aswa_hf.kge.optimizers import optimizer_of
 from aswa_hf.run_folder import STATE_FOLDER
 from aswa_hf.trainer import ASWACallback
@@ -63,9 +64,6 @@ def _train(run: KGERun, folder: Path, resume: bool, callbacks: Sequence[TrainerC
     console.print(
         f"{kg.name}: {parts} triples, {kg.num_entities:,} entities, {kg.num_relations:,} relations", soft_wrap=True
     )
-    set_seed(run.seed)
-    options = {name: getattr(run, name) for name in MODEL_SETTINGS}
-    model = KGEModel(kg.config(scorer=run.model, loss=run.training_loss, **options))
     args = paper_arguments(
         str(folder),
         num_train_epochs=run.epochs,
@@ -78,6 +76,7 @@ def _train(run: KGERun, folder: Path, resume: bool, callbacks: Sequence[TrainerC
         save_total_limit=run.keep,
         **_schedule(run),
     )
+    model = _model(run, kg, args)
     trainer = KGETrainer(
         model,
         args,
@@ -97,7 +96,7 @@ def _train(run: KGERun, folder: Path, resume: bool, callbacks: Sequence[TrainerC
     results, seconds = train_and_evaluate(
         trainer, callback, checkpoint, lambda split: evaluate_link_prediction(model, kg, split), console
     )
-    if is_main_process():
+    if is_main_process() or is_sharded(model):
         # Checkpoints may be deleted; `evaluate` reads the strategies from here.
         save_state(folder / STATE_FOLDER, callback.strategies)
     about = {"dim": run.dim, "triples": sizes, "example": link_example(model, kg)}
@@ -108,6 +107,18 @@ def _train(run: KGERun, folder: Path, resume: bool, callbacks: Sequence[TrainerC
     command = f"aswa-hf predict {folder} --head … --relation …"
     console.print(f"Written to {folder}; predict with: {command}", soft_wrap=True)
     return FinishedRun(folder, content, model, callback.strategies)
+
+
+def _model(run: KGERun, kg: KnowledgeGraph, args: TrainingArguments) -> KGEModel:
+    """The model of a run, with new weights."""
+    options = {name: getattr(run, name) for name in MODEL_SETTINGS}
+    config = kg.config(scorer=run.model, loss=run.training_loss, **options)
+    set_seed(run.seed)
+    if not run.shard_entities:
+        return KGEModel(config)
+    from aswa_hf.kge.sharded import build_sharded
+
+    return build_sharded(config, seed=run.seed, device=args.device)  # the device starts the process group
 
 
 def _schedule(run: KGERun) -> dict[str, Any]:

@@ -16,10 +16,12 @@ from accelerate.logging import get_logger
 from rich.console import Console
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+from aswa_hf._utils.distributed import on_every_rank
 from aswa_hf._utils.files import make_folder, remove_temporary, write_failure, write_json, write_text
 from aswa_hf._utils.locks import LOCK_FILE, only_user
 from aswa_hf._utils.memory import forget_peak_memory, peak_memory
 from aswa_hf._utils.random_state import preserved_rng
+from aswa_hf._utils.sharding import is_sharded
 from aswa_hf.checkpoint import library_versions
 from aswa_hf.comparison import why_empty
 from aswa_hf.experiments.progress import decisions_shown, progress_bar
@@ -131,10 +133,12 @@ def _check_settings(path: Path, run: TrainingRun, new: dict[str, Any], checkpoin
         )
     # Settings that an older version did not have were at their defaults.
     old = {one.name: one.default for one in run.settings() if one.fixed} | read_settings(path)
+    # Sharded entities may be spread over another number of processes.
+    flexible = ("epochs", "num_processes") if new.get("shard_entities") else ("epochs",)
     differences = [
         f"--{name.replace('_', '-')} was {_shown(old.get(name))}, is {_shown(new.get(name))}"
         for name in dict.fromkeys([*old, *new])
-        if name != "epochs" and _compared(old.get(name)) != _compared(new.get(name))
+        if name not in flexible and _compared(old.get(name)) != _compared(new.get(name))
     ]
     if differences:
         raise ValueError(
@@ -255,10 +259,10 @@ def train_and_evaluate(
     train_to_the_end(trainer, checkpoint, decisions_shown(trainer, callback, console, show="changes"))
     trained = time.perf_counter()
     _check_weights(callback, trainer)
-    if trainer.args.should_save:
-        for part in (trainer.model, trainer.processing_class):
-            if part is not None:
-                part.save_pretrained(folder)
+    if trainer.args.should_save or is_sharded(trainer.model):
+        trainer.model.save_pretrained(folder)
+    if trainer.args.should_save and trainer.processing_class is not None:
+        trainer.processing_class.save_pretrained(folder)
     taken = (f"{name} {strategy.nbytes / 1e6:.1f}" for name, strategy in callback.strategies.items())
     console.print(f"Memory of the averages in MB: {', '.join(taken)}", soft_wrap=True)
     results = evaluate_strategies(callback.strategies, evaluate, console)
@@ -272,7 +276,7 @@ def _check_weights(callback: ASWACallback, trainer: Trainer) -> None:
     if callback.applied is None:
         strategy = callback.strategies.get(applied) or next(iter(callback.strategies.values()))
         reason = why_empty(strategy, callback.score.label, "the run had no decision point")
-    elif not all(parameter.isfinite().all() for parameter in trainer.model.parameters()):
+    elif not on_every_rank(all(p.isfinite().all() for p in trainer.model.parameters()), trainer.args.device):
         reason = "they are not finite numbers"
     else:
         return

@@ -295,6 +295,11 @@ class KGERun(TrainingRun):
     relation_prediction: float = setting("Weight of a loss that predicts relations.", 0.0, least=0)
     initializer: str = setting(f"{', '.join(INITIALIZERS)}.", "xavier_normal", choices=INITIALIZERS)
     initializer_range: float = setting("normal: standard deviation; uniform: limit.", 0.1, least=0)
+    shard_entities: bool = setting(
+        "Spread the rows of the entity table over the processes; --batch-size is then of all together.",
+        False,
+        only_on=True,
+    )
     eval_every: int = setting("Epochs from one decision to the next.", 1, least=1)
     p: int = setting("Keci: number of basis vectors that square to +1.", 0, least=0)
     q: int = setting("Keci: number of basis vectors that square to −1.", 1, least=0)
@@ -308,6 +313,8 @@ class KGERun(TrainingRun):
         if bool(self.regularization) != (self.regularizer is not None):
             name, other = ("regularizer", "regularization")[:: 1 if self.regularization else -1]
             raise SettingError(name, f"must be given with --{other} {getattr(self, other)}.")
+        if self.shard_entities and self.entity_dropout:
+            raise SettingError("entity_dropout", "is not supported with --shard-entities; use --query-dropout.")
         if self.epochs % self.eval_every:
             raise SettingError("eval_every", f"must divide the {self.epochs} epochs, got {self.eval_every}.")
 

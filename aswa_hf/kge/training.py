@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from accelerate.utils import broadcast_object_list
 from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainerControl, TrainingArguments
@@ -15,6 +16,7 @@ from transformers.trainer import SCHEDULER_NAME
 from transformers.trainer_utils import IntervalStrategy
 
 from aswa_hf._utils.checks import check_whole_number
+from aswa_hf._utils.random_state import rng_state, set_rng_state
 from aswa_hf._utils.sharding import row_sharded, undivided
 from aswa_hf._utils.training_state import load_optimizer, load_weights, save_training
 from aswa_hf.kge.graph import TailsByQuery, with_inverses
@@ -238,6 +240,13 @@ class KGETrainer(Trainer):
             return
         load_optimizer(Path(checkpoint) / TRAINING, self.model, self.optimizer)
         self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True))
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        super()._load_rng_state(checkpoint)
+        if checkpoint is not None and row_sharded(self.model):
+            # All processes draw the same numbers, also those that the saved run did not have.
+            (state,) = broadcast_object_list([rng_state()])
+            set_rng_state(state)
 
     def evaluate(
         self, eval_dataset: str | None = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"

@@ -14,9 +14,14 @@ import torch.distributed as dist
 from accelerate import Accelerator, DataLoaderConfiguration
 from kge_graphs import random_graph
 from torch.utils.data import DataLoader
+from transformers import TrainerCallback
 
 from aswa_hf._utils import shard_files
 from aswa_hf._utils.distributed import rank, world_size
+from aswa_hf._utils.sharding import RowSharded
+from aswa_hf._utils.training_state import load_weights, save_training
+from aswa_hf.experiments.kge import train_kge
+from aswa_hf.experiments.settings import KGERun
 from aswa_hf.kge import KGEModel, evaluate_link_prediction, modeling_kge
 from aswa_hf.kge.data import KnowledgeGraph, load_kg
 from aswa_hf.kge.optimizers import RowwiseAdagrad
@@ -56,6 +61,18 @@ def whole(model: KGEModel) -> dict[str, Any]:
         found = {name: t for name, t in found.items() if not name.startswith("entity")}
         found["entity_embeddings.weight"] = shard.gather_columns(shard.weight.detach().T.contiguous()).T
     return {name: tensor.tolist() for name, tensor in sorted(found.items())}
+
+
+def assert_near(found: dict[str, Any], expected: dict[str, Any], tolerance: float = 1e-10) -> None:
+    """Nested dicts of lists of numbers are equal up to rounding."""
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        if isinstance(value, dict):
+            assert_near(found[key], value, tolerance)
+        else:
+            torch.testing.assert_close(
+                torch.tensor(found[key]).double(), torch.tensor(value).double(), rtol=0, atol=tolerance
+            )
 
 
 def several(folder: Path, jobs: dict[str, dict[str, Any]], kind: str = "train") -> dict[str, Any]:
@@ -168,3 +185,74 @@ def save_and_load(folder: Path, name: str) -> dict[str, Any]:
     again = load_sharded(folder / name)
     same = all(map(torch.equal, model.state_dict().values(), (t.double() for t in again.state_dict().values())))
     return {"weights": whole(model), "same": same, "class": type(again).__name__}
+
+
+def experiment(
+    folder: Path, name: str, *, resume: bool = False, kill: int | None = None, **settings: Any
+) -> dict[str, Any]:
+    """A run of `train_kge`; the last rank is killed at its step `kill`."""
+    callbacks = [KilledAt(kill)] if kill is not None and rank() == world_size() - 1 else []
+    options = {"dim": 8, "epochs": 6, "batch_size": 32, "lr": 0.05, "query_dropout": 0.1, "shard_entities": True}
+    options |= {"strategies": "aswa,ema,best", "keep": 3} | settings
+    run = KGERun(dataset=str(folder / "graph"), model="keci", **options)
+    finished = train_kge(run, folder / name, resume=resume, callbacks=callbacks)
+    return {"strategies": finished.results["strategies"], "weights": whole(finished.model), "world": world_size()}
+
+
+class KilledAt(TrainerCallback):
+    """Kills its process after a step."""
+
+    def __init__(self, step: int):
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def bad_inputs(folder: Path) -> dict[str, str]:
+    """The errors that this rank has, by what was wrong on it or on another one."""
+    kg = graph(folder)
+    model = make(kg)
+    queries = [torch.tensor([0, 1, 2]), torch.tensor([0, 1, 0])]
+    fewer = [ids[rank() :] for ids in queries]
+    labels = {"labels": torch.tensor([3, 4, 5]), "label_offsets": torch.tensor([0, 1, 2, 3])}
+    other = KGEModel(kg.config(scorer="keci", dim=8))  # of random weights, other ones on each rank
+    torch.manual_seed(rank())
+    other._init_weights(other.entity_embeddings)
+    larger = make(random_graph(folder / f"larger-{rank()}", entities=14))
+    save_training(folder / "larger.safetensors", larger)
+    cut = KnowledgeGraph(dict(kg), vocab=kg.vocab, name="cut")
+    cut["test"] = kg["test"].select(range(len(kg["test"]) - rank()))
+    dropping = make(kg, query_dropout=0.5)
+    torch.manual_seed(rank())
+    attempts = {
+        "fewer queries": lambda: model(*fewer, labels=torch.tensor([3, 4, 5][rank() :])),
+        "other tails": lambda: model(*queries, **labels | {"labels": labels["labels"] + rank()}),
+        "other random numbers": lambda: dropping(*queries, **labels),
+        "a matrix of labels": lambda: model(*queries, labels=torch.zeros(3, 13)),
+        "other weights": lambda: shard_entities(other),
+        "too many processes": lambda: RowSharded(world_size() - 1),
+        "another table": lambda: load_weights(folder / "larger.safetensors", model),
+        "no file": lambda: load_weights(folder / f"{'larger' if rank() else 'nothing'}.safetensors", larger),
+        "other triples": lambda: evaluate_link_prediction(model, cut, "test"),
+        "no inverse relations": lambda: make(kg, inverse_relations=False),
+        "dropout of entities": lambda: make(kg, entity_dropout=0.1),
+        "sharded twice": lambda: shard_entities(model),
+        "no space": lambda: save_without_space(model, folder / "no space"),
+    }  # fmt: skip
+    return {name: error_of(attempt) for name, attempt in attempts.items()}
+
+
+def error_of(attempt: Any) -> str:
+    try:
+        attempt()
+    except (ValueError, OSError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def save_without_space(model: KGEModel, folder: Path) -> None:
+    """Rank 0 finds its disk full after the header, when others have rows to send."""
+    files.CHUNK, files._bytes = 8, no_space
+    model.save_pretrained(folder)

@@ -3,19 +3,10 @@
 import pytest
 import sharded_jobs
 import torch
+from sharded_jobs import assert_near
 
 from aswa_hf.kge import KGEModel
 from aswa_hf.run_folder import checkpoints
-
-
-def close(found, expected, tolerance=1e-10):
-    """Whether nested dicts of lists of numbers are equal up to rounding."""
-    assert found.keys() == expected.keys()
-    for key, value in expected.items():
-        if isinstance(value, dict):
-            close(found[key], value, tolerance)
-        else:
-            torch.testing.assert_close(torch.tensor(found[key]), torch.tensor(value), rtol=0, atol=tolerance)
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +25,8 @@ def test_strategies_decide_as_on_one_process_and_average_their_own_rows(straight
         assert found["local"] == dict.fromkeys(found["local"], rows * 8 + numbers)
         for name, records in plain["records"].items():
             assert [one["decision"] for one in found["records"][name]] == [one["decision"] for one in records]
-        close(found["weights"], plain["weights"])
-        close(found["test"], plain["test"])
+        assert_near(found["weights"], plain["weights"])
+        assert_near(found["test"], plain["test"])
     assert len({one["decision"] for one in plain["records"]["aswa"]}) > 1
 
 
@@ -53,8 +44,8 @@ def test_a_run_resumes_on_another_number_of_processes(processes, folder, straigh
     processes.run("sharded_jobs.follow", 2, folder, name="moved", epochs=2)
     found = processes.run("sharded_jobs.follow", 3, folder, name="moved")
     for one in found:
-        close(one["weights"], straight[0]["weights"])
-        close(one["test"], straight[0]["test"])
+        assert_near(one["weights"], straight[0]["weights"])
+        assert_near(one["test"], straight[0]["test"])
 
 
 def test_a_full_disk_is_an_error_on_every_rank_and_leaves_the_last_checkpoint(processes, folder):

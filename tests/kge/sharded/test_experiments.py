@@ -1,0 +1,53 @@
+"""`KGERun(shard_entities=True)`: the same run on one, two and three processes, resumed on others."""
+
+import pytest
+import sharded_jobs
+from sharded_jobs import assert_near
+
+from aswa_hf.experiments.evaluation import each_strategy
+from aswa_hf.experiments.settings import KGERun, SettingError
+from aswa_hf.kge import KGEModel, evaluate_link_prediction, load_kg
+
+
+@pytest.fixture(scope="module")
+def two(processes, folder):
+    return processes.run("sharded_jobs.experiment", 2, folder, name="experiment")
+
+
+def test_a_run_is_the_same_on_one_and_two_processes(two, folder):
+    (folder / "alone").mkdir()
+    expected = sharded_jobs.experiment(folder, "alone/run")
+    for found in two:
+        assert found["world"] == 2
+        assert_near(found["strategies"], expected["strategies"], 1e-6)
+
+
+def test_the_saved_model_evaluates_as_the_run_did(two, folder):
+    kg = load_kg(folder / "graph")
+    model = KGEModel.from_pretrained(folder / "experiment")
+    found = evaluate_link_prediction(model, kg, "test")
+    assert found == pytest.approx(two[0]["strategies"]["aswa"]["test"], rel=1e-6)
+    names = []
+    for name in each_strategy(model, folder / "experiment", ["ema", "best"]):
+        names.append(name)
+        found = evaluate_link_prediction(model, kg, "test")
+        assert found == pytest.approx(two[0]["strategies"][name]["test"], rel=1e-6)
+    assert names == ["ema", "best"]
+
+
+def test_a_killed_run_is_resumed_by_as_many_and_by_more_processes(processes, folder, two):
+    # Two steps an epoch, and a checkpoint at the end of each.
+    for name in ("killed run", "other run"):
+        killed = processes.run("sharded_jobs.experiment", 2, folder, name=name, kill=7, fails=True)
+        assert killed[1] == ["signal", 9]
+    again = processes.run("sharded_jobs.experiment", 2, folder, name="killed run", resume=True)
+    assert [one["weights"] for one in again] == [one["weights"] for one in two]
+    assert [one["strategies"] for one in again] == [one["strategies"] for one in two]
+    for one in processes.run("sharded_jobs.experiment", 3, folder, name="other run", resume=True):
+        assert one["world"] == 3
+        assert_near(one["strategies"], two[0]["strategies"], 1e-6)
+
+
+def test_dropout_of_the_whole_table_is_refused():
+    with pytest.raises(SettingError, match="entity_dropout is not supported with --shard-entities"):
+        KGERun(dataset="countries", shard_entities=True, entity_dropout=0.1)
