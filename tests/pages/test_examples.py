@@ -77,8 +77,9 @@ def test_image_classification_compares_strategies_fge_and_both_runs(tmp_path):
             marks=pytest.mark.slow,
         ),
         ("kge_accelerate.py", ["--dim", "8", "--batch_size", "200", "--epochs", "6"], 0.5 / 48),
+        ("kge_sharded.py", ["--dim", "8", "--batch_size", "200", "--epochs", "6"], 0.5 / 48),
     ],
-    ids=["image", "kge"],
+    ids=["image", "kge", "sharded"],
 )
 def test_two_processes_run_an_accelerate_example_and_one_finds_the_same_results(example, fast, one_turned, tmp_path):
     def results(output):
