@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 from aswa_hf._utils.files import read_json
 from aswa_hf._utils.names import did_you_mean, parse_strategy, split_strategies, strategy_text
 
-STRATEGIES = (
+STRATEGY_NAMES = (
     "aswa",
     "dense-aswa",
     "swa",
@@ -162,12 +162,12 @@ class TrainingRun:
     strategies: tuple[str, ...] = setting(
         "Strategies to compare, also with options, ema(decay=0.9995).",
         DEFAULT_STRATEGIES,
-        choices=STRATEGIES,
+        choices=STRATEGY_NAMES,
     )
     apply: str | None = setting(
         "Strategy whose weights are saved (default: the first); auto is the best on validation.",
         None,
-        choices=("auto", *STRATEGIES),
+        choices=("auto", *STRATEGY_NAMES),
     )
     seed: int = setting("Seed for the weights and the batches.", 0, least=0)
     keep: int = setting("Number of checkpoints to keep; one is written per tenth of the run.", 1, least=1, fixed=False)
