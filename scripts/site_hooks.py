@@ -45,6 +45,7 @@ REFERENCE = {
     "aswa_hf.checkpoints": "Existing checkpoints",
     "aswa_hf.hub": "The Hub",
     "aswa_hf.report": "Reports",
+    "aswa_hf.space": "Spaces",
 }
 
 

@@ -39,6 +39,7 @@ ORDER = [
     "checkpoints",
     "report",
     "reproduce",
+    "space",
     "cli",
     "__main__",
 ]

@@ -26,6 +26,7 @@ PROJECT = PYPROJECT["project"]
 HOME = PROJECT["urls"]["Repository"]
 RAW = HOME.replace("github.com", "raw.githubusercontent.com")
 IMPORTED_AS = {
+    "gradio-client": "gradio_client",
     "griffelib": "griffe",
     "huggingface-hub": "huggingface_hub",
     "pillow": "PIL",

@@ -21,6 +21,7 @@ from aswa_hf.cli.push import push
 from aswa_hf.cli.query import query
 from aswa_hf.cli.report import report
 from aswa_hf.cli.reproduce import reproduce
+from aswa_hf.cli.space import serve, space
 from aswa_hf.cli.train import train
 
 DEBUG = "--debug"
@@ -73,6 +74,8 @@ app.command()(average)
 app.command()(push)
 app.command()(report)
 app.command()(reproduce)
+app.command()(serve)
+app.command()(space)
 
 
 def main() -> None:

@@ -1,0 +1,34 @@
+"""A run as an application in the browser: on this machine, or as a Space on the Hub.
+
+Everything but `app` works without gradio, which is imported when an application is built.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aswa_hf.space.folder import push_space, write_space
+
+__all__ = ["build_app", "push_space", "serve", "write_space"]
+
+
+def build_app(run: Any) -> Any:
+    """Returns the gradio application of a run folder, an averaged checkpoint or a Hub repository."""
+    return _app().build_app(run)
+
+
+def serve(run: Any, **options: Any) -> None:
+    """Starts the application of a run; `options` go to gradio's `launch()`: `server_port=`, `inbrowser=`, …"""
+    _app().serve(run, **options)
+
+
+def _app() -> Any:
+    try:
+        from aswa_hf.space import app
+    except ModuleNotFoundError as error:
+        if error.name != "gradio":
+            raise
+        raise ModuleNotFoundError(
+            'The application of a run needs gradio. Install it with: pip install "aswa-hf[space]"'
+        ) from None
+    return app

@@ -1,0 +1,288 @@
+"""The application in gradio: the only module that imports it. What it shows is computed by the others."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # nothing is sent anywhere
+
+import gradio as gr
+
+from aswa_hf.interactive import main_trajectory
+from aswa_hf.space import render
+from aswa_hf.space.images import Images
+from aswa_hf.space.links import Links, Question, question_text
+from aswa_hf.space.source import IMAGES, LINKS, TEXT, Source, open_source
+from aswa_hf.space.text import MAX_TOKENS, Texts
+from aswa_hf.style import DARK, FONT, LIGHT, MONOSPACE
+
+EXPECTED = (ValueError, TypeError, OSError)
+OFFERS = 8  # labels shown below a box
+QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+
+
+def theme() -> Any:
+    """Returns the colors and fonts of the application: the reader's own fonts, nothing is loaded."""
+    fonts = [name.strip(' "') for name in FONT.split(",")]
+    mono = [name.strip(' "') for name in MONOSPACE.split(",")]
+    base = gr.themes.Base(primary_hue="sky", secondary_hue="sky", neutral_hue="slate", font=fonts, font_mono=mono)
+    return base.set(  # white text on them can be read
+        button_primary_background_fill=LIGHT["ours"],
+        button_primary_background_fill_hover=LIGHT["win"],
+        button_primary_background_fill_dark=DARK["win"],
+        button_primary_background_fill_hover_dark=LIGHT["ours"],
+        button_primary_text_color="#ffffff",
+        button_primary_text_color_dark="#ffffff",
+        block_info_text_color=LIGHT["soft-ink"],
+        block_info_text_color_dark=DARK["soft-ink"],
+        block_label_text_color=LIGHT["soft-ink"],
+        block_label_text_color_dark=DARK["soft-ink"],
+    )
+
+
+def launch_options() -> dict[str, Any]:
+    """Returns what every start of the application has in common."""
+    return {"theme": theme(), "css": render.CSS, "footer_links": [], "ssr_mode": False, "show_error": True}
+
+
+def serve(run: str | Path, **options: Any) -> None:
+    """Starts the application and waits until it is stopped."""
+    build_app(run).launch(**{**launch_options(), **options})
+
+
+def build_app(run: str | Path) -> gr.Blocks:
+    """Returns the application of a run."""
+    source = open_source(run)
+    with gr.Blocks(title=f"{source.title} · ASWA", analytics_enabled=False) as app:
+        gr.Markdown(f"# {_markdown(source.title)}\n{_summary(source)}")
+        with gr.Tabs():
+            if source.kind == LINKS:
+                links = Links(source)
+                with gr.Tab("Ask"):
+                    _ask(links)
+                with gr.Tab("Hops"):
+                    _hops(links)
+            if source.kind == IMAGES:
+                with gr.Tab("Classify"):
+                    _classify(Images(source))
+            if source.kind == TEXT:
+                with gr.Tab("Write"):
+                    _write(Texts(source))
+            with gr.Tab("Trajectory"):
+                _history(source)
+            with gr.Tab("Strategies"):
+                gr.HTML(render.strategies(source))
+            with gr.Tab("Card"):
+                gr.Markdown(source.card())
+    return app
+
+
+def _markdown(text: str) -> str:
+    """Text that stays text in Markdown."""
+    return "".join(f"\\{letter}" if letter in "\\`*_{}[]<>()#+-!|" else letter for letter in text[:200])
+
+
+def _summary(source: Source) -> str:
+    trajectory = source.trajectories.get(main_trajectory(source.trajectories)) if source.trajectories else None
+    if not trajectory:
+        return "A model without a history of its weights."
+    decisions = [record.decision.value for record in trajectory]
+    return (
+        f"Weights chosen by Adaptive Stochastic Weight Averaging: {len(decisions)} decisions, "
+        f"{decisions.count('soft')} soft, {decisions.count('hard')} hard, {decisions.count('reject')} rejected; "
+        f"{trajectory[-1].members} snapshots are in the final weights."
+    )
+
+
+def _shown(compute: Callable[..., str], *arguments: Any) -> str:
+    """Returns HTML; an error that readers can act on becomes a message."""
+    try:
+        return compute(*arguments)
+    except EXPECTED as error:
+        return render.error(error)
+
+
+def _entity_box(links: Links, label: str, value: str, identifier: str) -> tuple[gr.Textbox, gr.Radio]:
+    """A box for a label, and below it the labels that complete what is typed, to be chosen by click or keys."""
+    # Not a dropdown whose choices change while somebody types: gradio 6.31 then fails in the browser.
+    box = gr.Textbox(value, label=label, placeholder="Type a part of a label", max_lines=1, elem_id=identifier)
+    offers = gr.Radio(
+        links.complete(value, limit=OFFERS), value=value, label="Labels that fit", elem_id=f"{identifier}-offers"
+    )
+
+    def completed(text: str) -> Any:
+        return gr.update(choices=links.complete(text, limit=OFFERS), value=None)
+
+    box.input(completed, box, offers, show_progress="hidden", queue=False, api_visibility="private")
+    return box, offers
+
+
+def _relation_box(links: Links, label: str, value: str | None, identifier: str) -> gr.Dropdown:
+    return gr.Dropdown(choices=links.relations, value=value, label=label, filterable=True, elem_id=identifier)
+
+
+def _ask(links: Links) -> None:
+    entity, relation = links.first
+    with gr.Row():
+        with gr.Column(min_width=280):
+            entity_box, offers = _entity_box(links, "Entity", entity, "ask-entity")
+            relation_box = _relation_box(links, "Relation", relation, "ask-relation")
+            direction = gr.Radio(
+                [("the tail: entity —relation→ ?", "tail"), ("the head: ? —relation→ entity", "head")],
+                value="tail",
+                label="What is asked",
+                elem_id="ask-direction",
+            )
+            ask = gr.Button("Ask", variant="primary", elem_id="ask-button")
+        with gr.Column(min_width=300, scale=2):
+            answers = gr.HTML(elem_id="ask-answers")
+    picture = gr.HTML(elem_id="ask-picture")
+
+    def answer(entity: str | None, relation: str | None, direction: str) -> tuple[str, str]:
+        def table() -> str:
+            found = links.ask(entity, relation, direction)
+            question = f"{entity} —{relation}→ ?" if direction == "tail" else f"? —{relation}→ {entity}"
+            return render.answers(question, found, links.graph is not None)
+
+        def neighbours() -> str:
+            return render.neighbourhood(str(entity).strip(), links.neighbourhood(entity))
+
+        shown = _shown(table)
+        return shown, _shown(neighbours) if 'role="alert"' not in shown else ""
+
+    inputs, outputs = [entity_box, relation_box, direction], [answers, picture]
+    gr.on(
+        [ask.click, entity_box.submit, direction.input, relation_box.input],
+        answer,
+        inputs,
+        outputs,
+        show_progress="hidden",
+        api_name="ask",
+    )
+    offers.input(
+        lambda entity, relation, direction: (entity, *answer(entity, relation, direction)),
+        [offers, relation_box, direction],
+        [entity_box, *outputs],
+        **QUIET,
+    )
+    answers.value, picture.value = answer(entity, relation, "tail")
+
+
+def _hops(links: Links) -> None:
+    entity, relation = links.first
+    state = gr.State(asdict(Question()))
+    gr.Markdown("Start from an entity, follow relations from it, add more paths, and ask which entities they reach.")
+    with gr.Row():
+        with gr.Column(min_width=280):
+            entity_box, offers = _entity_box(links, "Entity", entity, "hops-entity")
+            offers.input(lambda label: label, offers, entity_box, **QUIET)
+            start = gr.Button("Start a path here", elem_id="hops-start")
+            relation_box = _relation_box(links, "Relation", relation, "hops-relation")
+            backwards = gr.Checkbox(label="Follow it backwards", elem_id="hops-backwards")
+            follow = gr.Button("Follow the relation", elem_id="hops-follow")
+            join = gr.Radio(
+                [("all paths (and)", "and"), ("any path (or)", "or")], value="and", label="An answer is reached by"
+            )
+            together = gr.Button("Go on from all paths together", elem_id="hops-together")
+            with gr.Row():
+                undo = gr.Button("Undo", min_width=80, elem_id="hops-undo")
+                clear = gr.Button("Clear", min_width=80, elem_id="hops-clear")
+            ask = gr.Button("Ask", variant="primary", elem_id="hops-ask")
+        with gr.Column(min_width=300, scale=2):
+            shown = gr.Textbox(question_text(Question()), label="The question", interactive=False, elem_id="hops-text")
+            message = gr.HTML(elem_id="hops-message")
+            answers = gr.HTML(elem_id="hops-answers")
+
+    def step(change: Callable[..., Question]) -> Callable[..., tuple[Any, str, str]]:
+        def act(value: dict[str, Any], *arguments: Any) -> tuple[Any, str, str]:
+            question = _question(value)
+            try:
+                question = change(question, *arguments)
+            except EXPECTED as error:
+                return asdict(question), question_text(question), render.error(error)
+            return asdict(question), question_text(question), ""
+
+        return act
+
+    changed = [state, shown, message]
+    start.click(step(lambda q, e: q.start(links._checked(e, "entity"))), [state, entity_box], changed, **QUIET)
+    follow.click(
+        step(lambda q, r, b: q.follow(links._checked(r, "relation"), bool(b))),
+        [state, relation_box, backwards],
+        changed,
+        **QUIET,
+    )
+    join.change(step(lambda q, j: q.joined_by(j)), [state, join], changed, **QUIET)
+    together.click(step(lambda q: q.from_all()), [state], changed, **QUIET)
+    undo.click(step(lambda q: q.undo()), [state], changed, **QUIET)
+    clear.click(step(lambda q: Question(join=q.join)), [state], changed, **QUIET)
+
+    def answer(value: dict[str, Any]) -> str:
+        question = _question(value)
+        return _shown(lambda: render.chains(question_text(question), links.chains(question)))
+
+    ask.click(answer, [state], [answers], show_progress="minimal", api_visibility="private")
+
+
+def _question(value: dict[str, Any]) -> Question:
+    """A question from the state of a session, in which tuples have become lists."""
+
+    def hops(steps: Any) -> tuple[tuple[str, bool], ...]:
+        return tuple((str(relation), bool(back)) for relation, back in steps)
+
+    paths = tuple((str(entity), hops(steps)) for entity, steps in value["paths"])
+    return Question(paths, str(value["join"]), hops(value["after"]), bool(value["joined"]))
+
+
+def _classify(images: Images) -> None:
+    with gr.Row():
+        with gr.Column(min_width=280):
+            picture = gr.Image(type="pil", label="A picture", sources=["upload", "clipboard"], elem_id="image-input")
+            folder = Path(tempfile.mkdtemp(prefix="aswa-examples-"))
+            examples = images.examples(folder)
+            if examples:
+                gr.Examples([[str(path)] for path in examples], [picture], label="Examples from the test data")
+        with gr.Column(min_width=280):
+            found = gr.HTML(render.piece('<p class="quiet">Drop a picture to see its classes.</p>'), elem_id="classes")
+
+    def classify(picture: Any) -> str:
+        if picture is None:
+            return render.piece('<p class="quiet">Drop a picture to see its classes.</p>')
+        return _shown(lambda: render.classes(images.classify(picture)))
+
+    picture.change(classify, [picture], [found], show_progress="minimal", api_name="classify")
+
+
+def _write(texts: Texts) -> None:
+    prompt = gr.Textbox(label="A text to continue", lines=4, elem_id="prompt")
+    length = gr.Slider(1, MAX_TOKENS, value=40, step=1, label="Number of new tokens")
+    button = gr.Button("Continue", variant="primary", elem_id="write-button")
+    found = gr.HTML(elem_id="texts")
+
+    def write(prompt: str, length: float) -> str:
+        return _shown(lambda: render.texts(texts.complete(prompt, int(length))))
+
+    gr.on([button.click, prompt.submit], write, [prompt, length], [found], show_progress="minimal", api_name="write")
+
+
+def _history(source: Source) -> None:
+    if not source.trajectories:
+        gr.HTML(render.history(source))
+        return
+    points = len(source.trajectories[main_trajectory(source.trajectories)])
+    plot = gr.HTML(render.history(source, points - 1), elem_id="trajectory")
+    chosen = gr.Slider(
+        1, max(points, 2), value=points, step=1, label="The ensemble as it was after decision point", elem_id="point"
+    )
+    text = gr.HTML(render.point(source, points - 1), elem_id="point-text")
+
+    def show(number: float) -> tuple[str, str]:
+        index = min(max(int(number or 1), 1), points) - 1
+        return render.history(source, index), render.point(source, index)
+
+    chosen.change(show, [chosen], [plot, text], trigger_mode="always_last", **QUIET)

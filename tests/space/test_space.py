@@ -1,0 +1,384 @@
+"""What an application shows, without gradio: questions, pictures, texts, histories, and the files of a Space."""
+
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import yaml
+from commands import outcome
+from places import ROOT
+from space_runs import HOSTILE, LONG, adapter_run, image_run, link_run, trajectory
+
+from aswa_hf.space import render, write_space
+from aswa_hf.space.links import Links, Question, question_text
+from aswa_hf.space.source import Reloading, open_source
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return link_run(tmp_path_factory.mktemp("links") / "run")
+
+
+@pytest.fixture(scope="module")
+def links(run):
+    return Links(open_source(run))
+
+
+# Questions
+
+
+def test_answers_are_the_models_best_with_known_ones_marked(links):
+    found = links.ask("a", "likes", k=3)
+    best = links.predictor.predict(head="a", relation="likes", k=3)
+    assert [one.label for one in found] == best["tail"].tolist()
+    assert [one.score for one in found] == pytest.approx(best["score"].tolist(), rel=1e-5)
+    everything = {one.label: one.known for one in links.ask("a", "likes", k=10)}
+    assert everything == {"a": None, "b": "train", "c": "validation", HOSTILE: None, LONG.strip(): None}
+    assert all(0 <= one.share <= 1 for one in found)
+
+
+def test_the_question_turned_round_asks_for_heads(links):
+    found = links.ask("a", "knows", "head", k=10)
+    assert [one.label for one in found] == links.predictor.predict(relation="knows", tail="a", k=10)["head"].tolist()
+    assert {one.label for one in found if one.known} == {"c", "b"}
+
+
+def test_labels_are_completed_in_the_order_of_their_fit(links):
+    assert links.complete("B") == ["b", LONG.strip()]
+    assert links.complete("LIKE", "relation") == ["likes"]
+    assert links.complete("") == links.predictor.vocab.entities
+    assert links.complete("x" * 10_000) == []
+
+
+@pytest.mark.parametrize(
+    ("entity", "relation", "message"),
+    [
+        ("", "likes", "Choose an entity first"),
+        (None, "likes", "Choose an entity first"),
+        ("a", "", "Choose a relation first"),
+        ("x" * 10_000, "likes", "10,000 characters"),
+        ("nobody", "likes", "There is no entity 'nobody'"),
+        ("a", "hates", "There is no relation 'hates'"),
+    ],
+)
+def test_bad_questions_are_answered_with_what_to_do(links, entity, relation, message):
+    with pytest.raises(ValueError, match=message):
+        links.ask(entity, relation)
+
+
+def test_hops_are_put_together_and_taken_back():
+    question = Question().start("a").follow("likes").start("b").follow("knows", True).from_all().follow("likes")
+    assert question_text(question) == "( a —likes→ ? and b —(backwards) knows→ ? ) —likes→ ?"
+    assert str(question.query()) == "ip: a, likes, b, ^knows, likes"
+    assert str(question.joined_by("or").query()) == "up: a, likes, b, ^knows, likes"
+    for _ in range(6):
+        question = question.undo()
+    assert question == Question()
+
+
+@pytest.mark.parametrize(
+    ("clicks", "message"),
+    [
+        (lambda: Question().follow("likes"), "Start from an entity first"),
+        (lambda: Question().start("a").start("b"), "has no relation yet"),
+        (lambda: Question().start("a").query(), "not complete"),
+        (lambda: Question().start("a").follow("likes").from_all(), "two or more paths"),
+    ],
+)
+def test_clicks_in_a_wrong_order_say_what_is_missing(clicks, message):
+    with pytest.raises(ValueError, match=message):
+        clicks()
+
+
+def test_multi_hop_answers_have_their_chains(links):
+    question = Question().start("a").follow("likes").follow("likes")
+    found = links.chains(question, k=3)
+    assert [len(one["chain"]) for one in found] == [2, 2, 2]
+    assert all(one["chain"][0].source == "a" and one["chain"][1].target == one["label"] for one in found)
+    html = render.chains(question_text(question), found)
+    assert html.count("<ol") == 3
+
+
+def test_neighbours_are_known_ones_first_and_then_predicted(links):
+    edges = links.neighbourhood("a", known=8, predicted=2)
+    assert {(e.relation, e.other, e.outgoing, e.known) for e in edges if e.known} == {
+        ("likes", "b", True, "train"),
+        ("likes", "c", True, "validation"),
+        ("knows", "c", False, "train"),
+        ("knows", "b", False, "test"),
+    }
+    predicted = [e for e in edges if e.known is None]
+    assert len(predicted) == 2
+    assert not {e.other for e in predicted} & {"a", "b", "c"}
+
+
+def test_a_link_question_takes_less_than_200_ms_of_computing(links):
+    links.ask("a", "likes")
+    began = time.process_time()
+    for _ in range(10):
+        links.ask("a", "likes")
+        links.neighbourhood("a")
+    assert (time.process_time() - began) / 10 < 0.2
+
+
+# Other people's text
+
+
+def test_labels_with_markup_stay_text_everywhere(links, run):
+    pieces = [
+        render.answers(HOSTILE, links.ask(HOSTILE, "likes"), True),
+        render.neighbourhood(HOSTILE, links.neighbourhood(HOSTILE)),
+        render.chains(HOSTILE, links.chains(Question().start(HOSTILE).follow("likes"))),
+        render.error(ValueError(HOSTILE)),
+        render.classes([(HOSTILE, 0.5)]),
+        render.texts({"averaged": HOSTILE}),
+    ]
+    for html in pieces:
+        assert "<img" not in html
+        assert "&lt;img" in html
+
+
+def test_two_users_at_once_get_their_own_answers(links):
+    expected = {label: [one.label for one in links.ask(label, "likes")] for label in ("a", "b", "c")}
+    wrong = []
+
+    def ask(label):
+        found = [[one.label for one in links.ask(label, "likes")] for _ in range(20)]
+        wrong.extend(labels for labels in found if labels != expected[label])
+
+    users = [threading.Thread(target=ask, args=(label,)) for label in expected]
+    for user in users:
+        user.start()
+    for user in users:
+        user.join()
+    assert wrong == []
+
+
+def test_a_model_that_is_replaced_answers_with_the_new_weights_and_in_between_with_the_old(tmp_path):
+    import torch
+
+    run = link_run(tmp_path / "run")
+    links = Links(open_source(run))
+    before = links.ask("a", "likes")
+    weights = run / "model.safetensors"
+    complete = weights.read_bytes()
+    weights.write_bytes(complete[: len(complete) // 2])  # half of a file
+    assert links.ask("a", "likes") == before
+    model = links.predictor.model
+    with torch.no_grad():
+        model.entity_embeddings.weight.mul_(-2)
+    model.save_pretrained(run)
+    assert links.ask("a", "likes") != before
+
+
+def test_a_value_that_cannot_be_loaded_at_first_raises(tmp_path):
+    def load():
+        raise OSError("no model")
+
+    with pytest.raises(OSError, match="no model"):
+        Reloading(load, [tmp_path / "file"]).get()
+
+
+# Pictures and texts
+
+
+def test_an_image_is_classified_as_the_model_sees_it(tmp_path):
+    import numpy as np
+    import PIL.Image
+    import timm
+    import torch
+
+    from aswa_hf.space.images import Images
+
+    run = image_run(tmp_path / "run")
+    images = Images(open_source(run))
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 16), dtype=np.uint8)
+    found = images.classify(PIL.Image.fromarray(pixels), k=3)
+    model = timm.create_model(f"local-dir:{run}", pretrained=True).eval()
+    about = model.pretrained_cfg
+    inputs = (torch.from_numpy(pixels)[None, None].float() / 255 - about["mean"][0]) / about["std"][0]
+    with torch.no_grad():
+        shares = model(inputs)[0].softmax(-1)
+    assert [int(name) for name, _ in found] == shares.topk(3).indices.tolist()
+    assert [share for _, share in found] == pytest.approx(shares.topk(3).values.tolist(), rel=1e-4)
+    assert len(images.classify(PIL.Image.new("RGBA", (300, 20)))) == 10
+    with pytest.raises(ValueError, match="Drop a picture first"):
+        images.classify(None)
+
+
+def test_examples_are_test_images_of_the_run(tmp_path):
+    from aswa_hf.experiments.settings import ImageRun
+    from aswa_hf.space.images import write_examples
+
+    run = image_run(tmp_path / "run")
+    settings = vars(ImageRun(dataset="digits")) | {"dataset": {"name": "digits", "source": "digits"}}
+    (run / "settings.json").write_text(json.dumps(settings, default=list))
+    paths = write_examples(open_source(run), tmp_path / "examples", count=4)
+    assert len(paths) == 4
+    assert [path.name[0] for path in paths] == ["0", "1", "2", "3"]
+    assert len(write_examples(open_source(image_run(tmp_path / "other")), tmp_path / "none")) == 0
+
+
+def test_the_averaged_and_the_running_adapter_continue_a_text(tmp_path):
+    pytest.importorskip("peft")
+    from aswa_hf.space.text import Texts
+
+    source = open_source(adapter_run(tmp_path / "run"))
+    assert source.kind == "text"
+    texts = Texts(source)
+    found = texts.complete("the cat sat", 8)
+    assert list(found) == ["averaged", "running"]
+    assert found["averaged"] != found["running"]
+    assert texts.complete("the cat sat", 8) == found  # switching back and forth changes nothing
+    for bad, message in (("", "Write a text"), ("x " * 10_000, "20,000 characters"), ("cat " * 80, "has room for 64")):
+        with pytest.raises(ValueError, match=message):
+            texts.complete(bad)
+    folder = write_space(tmp_path / "run", tmp_path / "space")
+    moved = Texts(open_source(folder / "run"))
+    assert moved.complete("the cat sat", 8) == found
+    assert (folder / "run" / "base" / "model.safetensors").exists()
+
+
+# Every run
+
+
+def test_the_ensemble_of_any_decision_point_is_described_with_its_weights(run):
+    source = open_source(run)
+    text = re.sub("<[^>]+>", " ", render.point(source, 3))
+    assert "Epoch 4: soft" in text
+    assert "α = 0.3333 for each of 3: epochs 2 to 4. All other weights are 0." in text
+    assert "epoch 6" in re.sub("<[^>]+>", " ", render.point(source, 5))
+    assert render.history(source, 3).count('class="alpha"') == 3
+    assert render.point(source, 10_000) == render.point(source, len(trajectory()) - 1)
+
+
+def test_strategies_stand_side_by_side(run):
+    html = render.strategies(open_source(run))
+    assert "validation mrr" in html
+    assert "test mrr" in html
+    assert "<b>0.3000</b>" in html  # the best on the test split
+    assert 'class="known">shipped' in html
+
+
+def test_the_card_is_that_of_the_folder_or_as_a_push_would_write_it(run, tmp_path):
+    assert "ASWA" in open_source(run).card()
+    assert not open_source(run).card().startswith("---")
+    other = link_run(tmp_path / "run")
+    (other / "README.md").write_text("---\ntags: [a]\n---\n# My own card\n![picture](trajectory.png)\n")
+    assert open_source(other).card() == "# My own card"
+
+
+def test_a_folder_that_is_no_run_and_one_that_is_not_there_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"has neither aswa_trajectory\.json nor config\.json"):
+        open_source(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        open_source(tmp_path / "nowhere")
+
+
+def test_a_model_without_a_history_can_be_asked(run, tmp_path):
+    import shutil
+
+    shutil.copytree(run, tmp_path / "model")
+    (tmp_path / "model" / "aswa_trajectory.json").unlink()
+    source = open_source(tmp_path / "model")
+    assert "history is not known" in render.history(source)
+    assert "no results" in render.strategies(source)
+    assert source.card() == "This model has no card."
+
+
+# The files of a Space
+
+
+@pytest.fixture(scope="module")
+def space(run, tmp_path_factory):
+    pytest.importorskip("gradio")
+    return write_space(run, tmp_path_factory.mktemp("space") / "out")
+
+
+def test_a_space_holds_the_application_the_package_and_the_run(space):
+    names = {path.name for path in space.iterdir()}
+    assert names == {"README.md", "app.py", "aswa_hf", "requirements.txt", "run"}
+    assert {"model.safetensors", "entities.json", "aswa_trajectory.json", "graph.safetensors"} <= {
+        path.name for path in (space / "run").iterdir()
+    }
+    assert (space / "aswa_hf" / "space" / "app.py").exists()
+    assert not list(space.rglob("__pycache__"))
+    moved = Links(open_source(space / "run"))
+    assert moved.ask("a", "likes", k=10)[0].label is not None
+    assert {one.known for one in moved.ask("a", "likes", k=10)} == {None, "train", "validation"}
+
+
+def test_the_front_matter_is_what_the_hub_reads(space):
+    from importlib.metadata import version
+
+    from huggingface_hub import SpaceCard
+
+    card = SpaceCard.load(space / "README.md")
+    data = card.data.to_dict()
+    assert data["sdk"] == "gradio"
+    assert data["sdk_version"] == version("gradio")
+    assert data["app_file"] == "app.py"
+    assert data["colorFrom"] in ("red", "yellow", "green", "blue", "indigo", "purple", "pink", "gray")
+    assert len(data["short_description"]) <= 60
+    assert yaml.safe_load((space / "README.md").read_text(encoding="utf-8").split("---")[1])["title"] == data["title"]
+
+
+def test_requirements_pin_what_is_installed_without_the_build_of_a_device(space):
+    from importlib.metadata import version
+
+    lines = (space / "requirements.txt").read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines)
+    assert {"torch", "transformers", "datasets", "safetensors"} <= set(pinned)
+    assert all("+" not in found for found in pinned.values())
+    assert pinned["transformers"] == version("transformers")
+
+
+@pytest.mark.slow
+def test_a_space_runs_with_its_own_copy_of_the_package(space):
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import aswa_hf, aswa_hf.space.app, aswa_hf.space.links;"
+        "assert aswa_hf.__file__.startswith(sys.argv[1]), aswa_hf.__file__; print('imported')"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code, str(space)], capture_output=True, text=True, timeout=300, cwd=space
+    )
+    assert found.stdout.strip() == "imported", found.stderr[-2000:]
+
+
+def test_the_command_writes_a_space_and_refuses_a_used_folder(run, tmp_path, capsys):
+    pytest.importorskip("gradio")
+    status, out, _ = outcome(capsys, "space", str(run), "--output-dir", str(tmp_path / "a"), "--json")
+    assert status == 0
+    assert json.loads(out)["files"] == ["README.md", "app.py", "aswa_hf", "requirements.txt", "run"]
+    assert outcome(capsys, "space", str(run), "--output-dir", str(tmp_path / "a"))[0] == 1
+    status, _, err = outcome(capsys, "space", str(run))
+    assert status == 1
+    assert "Give --output-dir" in err
+
+
+def test_pushing_without_a_token_says_so(run, monkeypatch, capsys):
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    status, _, err = outcome(capsys, "space", str(run), "--push", "me/space")
+    assert status == 1
+    assert "There is no token to push with" in err
+
+
+def test_without_gradio_the_command_says_what_to_install(run, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    monkeypatch.delitem(sys.modules, "aswa_hf.space.app", raising=False)
+    status, _, err = outcome(capsys, "serve", str(run))
+    assert status == 1
+    assert 'pip install "aswa-hf[space]"' in err
+
+
+def test_only_one_module_imports_gradio():
+    users = [
+        path.name
+        for path in (ROOT / "aswa_hf").rglob("*.py")
+        if re.search("^ *(import|from) gradio", path.read_text(), re.M)
+    ]
+    assert users == ["app.py"]
