@@ -10,7 +10,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import aswa_hf
 from aswa_hf._utils.files import make_folder, write_json, write_text
 from aswa_hf.hub.repository import SHIPPED, _complete_history, check_repo_id
 from aswa_hf.run_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CARD, CONFIG, RESULTS, TRAJECTORY
@@ -71,9 +70,8 @@ def write_space(run: str | Path, folder: str | Path, repo_id: str | None = None)
     on_the_hub = not Path(run).is_dir()
     if not on_the_hub:
         _copy_run(source, folder / RUN)
-    shutil.copytree(
-        Path(aswa_hf.__file__).parent, folder / "aswa_hf", ignore=shutil.ignore_patterns("__pycache__", "*.pyc")
-    )
+    package = Path(__file__).parent.parent
+    shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
     write_text(folder / "app.py", APP.format(run=source.name if on_the_hub else RUN))
     write_text(folder / "requirements.txt", "\n".join(requirements(source.kind)) + "\n")
     front = front_matter(source, model=source.name if on_the_hub else None)
