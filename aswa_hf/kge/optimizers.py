@@ -14,7 +14,8 @@ from transformers import TrainingArguments
 class RowwiseAdagrad(Optimizer):
     """Adagrad with one sum per row of a tensor instead of one per number: state of 1/dim of the weights.
 
-    A row w with gradient g has G ← G + mean(g²) and w ← w − lr·g/(√G + eps).
+    A row w with gradient g has G ← G + mean(g²) and w ← w − lr·g/(√G + eps). Of a sparse gradient only the rows that
+    it has are read and written.
     """
 
     def __init__(self, params: Iterable[Any], lr: float = 0.01, eps: float = 1e-10, weight_decay: float = 0.0):
@@ -33,6 +34,9 @@ class RowwiseAdagrad(Optimizer):
         return loss
 
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        if gradient.is_sparse:
+            self._update_rows(parameter, gradient.coalesce(), group)
+            return
         if group["weight_decay"]:
             gradient = gradient.add(parameter, alpha=group["weight_decay"])
         state = self.state[parameter]
@@ -41,6 +45,21 @@ class RowwiseAdagrad(Optimizer):
         state["sum"] += gradient.flatten(1).square().mean(1)
         rates = group["lr"] / (state["sum"].sqrt() + group["eps"])
         parameter.addcmul_(gradient, rates.view(-1, *[1] * (parameter.dim() - 1)), value=-1)
+
+    def _update_rows(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        if group["weight_decay"]:
+            raise ValueError(
+                f"weight_decay={group['weight_decay']} would change every row, also those without a gradient: use 0 "
+                "with sparse gradients."
+            )
+        state = self.state[parameter]
+        if not state:
+            state["sum"] = parameter.new_zeros(len(parameter))
+        (rows,), values = gradient.indices(), gradient.values()
+        sums = state["sum"][rows] + values.flatten(1).square().mean(1)
+        state["sum"][rows] = sums
+        rates = group["lr"] / (sums.sqrt() + group["eps"])
+        parameter.index_add_(0, rows, values * rates.view(-1, *[1] * (parameter.dim() - 1)), alpha=-1)
 
 
 def optimizer_of(name: str, args: TrainingArguments) -> tuple[type[Optimizer], dict[str, Any]] | None:

@@ -26,7 +26,7 @@ from aswa_hf.kge import KGEModel, evaluate_link_prediction, modeling_kge
 from aswa_hf.kge.data import KnowledgeGraph, load_kg
 from aswa_hf.kge.optimizers import RowwiseAdagrad
 from aswa_hf.kge.ranking import rank_triples
-from aswa_hf.kge.sharded import files, load_sharded, shard_entities
+from aswa_hf.kge.sharded import BalancedBatches, files, load_sharded, shard_entities
 from aswa_hf.kge.sharded import ranking as sharded_ranking
 from aswa_hf.kge.training import training_examples
 from aswa_hf.loop import fit
@@ -256,3 +256,28 @@ def save_without_space(model: KGEModel, folder: Path) -> None:
     """Rank 0 finds its disk full after the header, when others have rows to send."""
     files.CHUNK, files._bytes = 8, no_space
     model.save_pretrained(folder)
+
+
+def sample(folder: Path, *, epochs: int = 3, scorer: str = "complex") -> dict[str, Any]:
+    """A run with balanced sampling: its losses and weights, and the batches that this rank had, with global ids."""
+    kg = graph(folder)
+    model = make(kg, scorer, loss="softmax")
+    optimizer = RowwiseAdagrad(model.parameters(), lr=0.1)
+    batches = BalancedBatches(kg.triples("train").astype("int32"), model, per_pair=5, negatives=3, seed=4)
+    losses, seen, touched = [], [], 0
+    start = model.entity_embeddings.start
+    for epoch in range(epochs):
+        batches.set_epoch(epoch)
+        for batch in batches:
+            before = model.entity_embeddings.weight.detach().clone()
+            optimizer.zero_grad()
+            loss = model(**batch).loss
+            loss.backward()
+            assert model.entity_embeddings.weight.grad.is_sparse
+            optimizer.step()
+            losses.append(loss.item())
+            changed = (model.entity_embeddings.weight.detach() != before).any(1).nonzero().flatten()
+            touched += not set(changed.tolist()) <= {*batch["heads"].tolist(), *batch["sent"].flatten().tolist()}
+            shifts = {"heads": start, "sent": start, "relations": 0, "weights": 0}
+            seen.append({name: (batch[name] + shift).tolist() for name, shift in shifts.items()})
+    return {"losses": losses, "weights": whole(model), "seen": seen, "balance": batches.balance, "untouched": touched}

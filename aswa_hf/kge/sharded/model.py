@@ -25,6 +25,7 @@ from aswa_hf.kge.graph import TailsByQuery
 from aswa_hf.kge.modeling_kge import KGEModel, KGEOutput, loss_over_entities
 from aswa_hf.kge.sharded.files import copy_shell, read_rows, write_whole
 from aswa_hf.kge.sharded.ranking import queries_at_a_time, ranks_on_shards, refuse_other_graph
+from aswa_hf.kge.sharded.sampling import sampled_loss
 from aswa_hf.kge.sharded.table import EntityShard, SumOfGradients, SumOfParts, refuse_differences
 
 if TYPE_CHECKING:
@@ -67,8 +68,15 @@ class ShardedKGE(KGEModel):
         label_offsets: Tensor | None = None,
         negatives: Tensor | None = None,
         measured: bool = True,
+        sent: Tensor | None = None,
+        weights: Tensor | None = None,
     ) -> KGEOutput:
-        """Scores or, with labels, the training loss, on every process; see `KGEModel.forward`."""
+        """Scores or, with labels, the training loss, on every process; see `KGEModel.forward`.
+
+        With `sent` and `weights`, the loss of a batch of `BalancedBatches`, of which each process has another part.
+        """
+        if sent is not None and weights is not None:
+            return KGEOutput(loss=sampled_loss(self, heads, relations, sent, weights))
         if labels is not None and labels.dim() == 2 and tails is None:
             raise ValueError(
                 f"A matrix of labels of all {self.config.num_entities:,} entities is not supported with sharded "
