@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -15,18 +16,19 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 from datasets import Dataset, DatasetDict
 
-from aswa_hf._utils.files import refuse_mistyped
+from aswa_hf._utils.files import read_json, refuse_mistyped
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.kge.configuration_kge import KGEConfig
 from aswa_hf.kge.labels import labelled, read_labels
 from aswa_hf.kge.reading import COLUMNS, SUFFIXES, Triples, from_table, read_triples, refuse_empty
 from aswa_hf.kge.vocab import KGVocab
 
-__all__ = ["KGVocab", "KnowledgeGraph", "load_kg"]
+__all__ = ["KGVocab", "KnowledgeGraph", "NumberedGraph", "load_kg"]
 
 SPLITS = {"train": ("train",), "validation": ("validation", "valid", "dev", "val"), "test": ("test",)}
 DATA_FILES = (".parquet", ".arrow", ".csv", ".tsv", ".txt", ".json", ".jsonl", ".zip", ".gz")
 COUNTRIES = {"countries": 1, "countries-s1": 1, "countries-s2": 2, "countries-s3": 3}
+ABOUT = "numbered.json"  # in a folder that `number_graph` has written
 _NOT_FOUND = (
     f"Found no knowledge graph {{!r}}. Expected a built-in one ({', '.join(COUNTRIES)}), a folder with train, valid "
     f"and test files ({', '.join(SUFFIXES)}), or a dataset on the Hub ({{}})."
@@ -80,6 +82,74 @@ class KnowledgeGraph(DatasetDict):
         )
 
 
+@dataclass
+class _Numbers:
+    """The schema of numbered.json."""
+
+    entities: int
+    relations: int
+    splits: dict[str, int]
+
+
+class MappedTriples:
+    """Triples on disk: `triples[numbers]` and `triples[start:stop]` are (n, 3) arrays, and only they are read."""
+
+    def __init__(self, dataset: Dataset):
+        table = dataset.with_format("arrow")[:]
+        self.columns = [_mapped(table[column]) for column in COLUMNS]
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        return np.stack([column[rows] for column in self.columns], axis=1)
+
+
+def _mapped(column: Any) -> np.ndarray:
+    # One chunk is a view of the file; several would be copied.
+    found: np.ndarray = column.chunk(0).to_numpy() if column.num_chunks == 1 else column.to_numpy()
+    return found
+
+
+class NumberedGraph(KnowledgeGraph):
+    """A graph in a folder that `number_graph` has written; its labels are read when they are first asked for."""
+
+    def __init__(self, folder: Path):
+        about = read_json(folder / ABOUT, _Numbers)
+        splits = {split: Dataset.from_file(str(folder / f"{split}.arrow")) for split in about["splits"]}
+        DatasetDict.__init__(self, splits)
+        self.folder, self.name, self.unseen = folder, folder.resolve().name, {}
+        self._sizes = about["entities"], about["relations"]
+        for split, expected in about["splits"].items():
+            if len(self[split]) != expected:
+                raise ValueError(
+                    f"{folder / split}.arrow has {len(self[split]):,} triples, expected {expected:,}: it is damaged. "
+                    "Number the graph again."
+                )
+
+    @property
+    def num_entities(self) -> int:
+        return int(self._sizes[0])
+
+    @property
+    def num_relations(self) -> int:
+        return int(self._sizes[1])
+
+    @cached_property
+    def vocab(self) -> KGVocab:  # type: ignore[override]
+        """All labels, in memory."""
+        return KGVocab(*(self.labels(what).to_pylist() for what in ("entities", "relations")))
+
+    def labels(self, what: str) -> Any:
+        """The labels of "entities" or "relations" by id, as a memory-mapped Arrow array."""
+        with pa.memory_map(str(self.folder / f"{what}.arrow")) as source:
+            return pa.ipc.open_stream(source).read_all()["label"]
+
+    def mapped(self, split: str) -> MappedTriples:
+        """The ids of a split without reading them into memory."""
+        return MappedTriples(self[split])
+
+
 def load_kg(
     name_or_path: str | os.PathLike[str],
     *,
@@ -90,6 +160,7 @@ def load_kg(
 
         kg = load_kg("countries")                 # also countries-s1, countries-s2, countries-s3
         kg = load_kg("data/UMLS")                 # train, valid, test as .txt .tsv .csv .nt .parquet, also .gz
+        kg = load_kg("data/numbered")             # of number_graph, which is memory-mapped
         kg = load_kg("user/dataset", revision=…)  # three columns of text: head, relation, tail
 
     Entities and relations are numbered as they first occur in train, then validation, then test. Repeated triples,
@@ -108,8 +179,11 @@ def load_kg(
     if not os.fspath(name_or_path) or (not path.is_dir() and (path.is_absolute() or len(path.parts) > 2)):
         # This cannot be a name on the Hub; a request, repeated five times, would only take time.
         raise ValueError(_NOT_FOUND.format(str(name_or_path), "there is no such folder"))
+    if (path / ABOUT).is_file():
+        return NumberedGraph(path)
     if path.is_dir() and any(_split_files(path).values()):
-        return _number(_folder(path), path.resolve().name, read_labels(path))
+        files = {split: read_triples(file) for split, file in split_files(path).items()}
+        return _number(files, path.resolve().name, read_labels(path))
     if path.is_dir():
         if not path.resolve().name or not _may_be_dataset(path):
             raise ValueError(_NOT_FOUND.format(str(name_or_path), f"the folder {path} has no such files"))
@@ -159,7 +233,8 @@ def _may_be_dataset(folder: Path) -> bool:
     return any(file.name.lower().endswith(DATA_FILES) for file in files)
 
 
-def _folder(folder: Path) -> dict[str, Triples]:
+def split_files(folder: Path) -> dict[str, Path]:
+    """The file of each split in a folder; raises if there is none, or several."""
     found = _split_files(folder)
     for split, paths in found.items():
         if not paths:
@@ -173,7 +248,7 @@ def _folder(folder: Path) -> dict[str, Triples]:
                 f"{folder} has several files for the {split} split: {', '.join(path.name for path in paths)}. "
                 "Keep one."
             )
-    return {split: read_triples(path) for split, (path,) in found.items()}
+    return {split: path for split, (path,) in found.items()}
 
 
 def _dataset(name: str, revision: str | None, cache_dir: str | os.PathLike[str] | None) -> dict[str, Triples]:
