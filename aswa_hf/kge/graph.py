@@ -29,11 +29,24 @@ class TailsByQuery:
         if len(triples) == 0:
             return cls(heads, relations, np.zeros(1, dtype=np.int64), tails)
         width, depth = int(np.max(relations)) + 1, int(np.max(tails)) + 1
+        if (int(np.max(heads)) + 1) * width * depth >= 2**63:
+            return cls._of_large(heads, relations, tails)
         keys = np.sort((heads * width + relations) * depth + tails)  # np.unique takes a hundred times as long
         keys = keys[np.diff(keys, prepend=-1) != 0]
         queries, tails = keys // depth, keys % depth
         first = np.flatnonzero(np.diff(queries, prepend=-1))
         return cls(queries[first] // width, queries[first] % width, np.append(first, len(keys)), tails)
+
+    @classmethod
+    def _of_large(cls, heads: np.ndarray, relations: np.ndarray, tails: np.ndarray) -> TailsByQuery:
+        """The same if the number of possible triples is too large to number them."""
+        order = np.lexsort((tails, relations, heads))
+        heads, relations, tails = heads[order], relations[order], tails[order]
+        other = (np.diff(heads, prepend=-1) != 0) | (np.diff(relations, prepend=-1) != 0)
+        kept = other | (np.diff(tails, prepend=-1) != 0)
+        first = np.flatnonzero(other[kept])
+        heads, relations, tails = heads[kept], relations[kept], tails[kept]
+        return cls(heads[first], relations[first], np.append(first, len(tails)), tails)
 
     def __len__(self) -> int:
         return len(self.heads)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ SCORES_ON_CPU = 1 << 21
 SCORES_ON_DEVICE = 1 << 24
 # Scores compared at a time: on a CPU, as many as fit into the cache of a core.
 COMPARED_ON_CPU = 1 << 18
+# Triples on disk that are looked at together.
+TRIPLES = 1 << 20
 # The dtype for counting entities: sums in half precision are inexact.
 EXACT = torch.float32
 
@@ -92,15 +94,32 @@ def _index(kg: KnowledgeGraph, split: str) -> tuple[TailsByQuery, TailsByQuery, 
     cache = kg.__dict__.setdefault("_ranking", {})
     version = tuple(kg[name]._fingerprint for name in kg)
     if cache.get("version") != version:
-        triples = np.concatenate([kg.triples(name) for name in kg])
-        known = TailsByQuery.of(with_inverses(triples, kg.num_relations))
         cache.clear()
-        cache.update(version=version, known=known, splits={})
+        cache.update(version=version, splits={})
     if split not in cache["splits"]:
         queries = TailsByQuery.of(with_inverses(kg.triples(split), kg.num_relations))
-        cache["splits"][split] = queries, cache["known"].find(queries.heads, queries.relations)
-    queries, rows = cache["splits"][split]
-    return queries, cache["known"], rows
+        if hasattr(kg, "mapped"):
+            known = _answers_on_disk(kg, queries)
+        elif (known := cache.get("known")) is None:
+            triples = np.concatenate([kg.triples(name) for name in kg])
+            known = cache["known"] = TailsByQuery.of(with_inverses(triples, kg.num_relations))
+        cache["splits"][split] = queries, known, known.find(queries.heads, queries.relations)
+    found: tuple[TailsByQuery, TailsByQuery, np.ndarray] = cache["splits"][split]
+    return found
+
+
+def _answers_on_disk(kg: Any, queries: TailsByQuery) -> TailsByQuery:
+    """The answers that a memory-mapped graph has to these queries: only they are kept in memory."""
+    width = 2 * kg.num_relations
+    wanted = queries.heads * width + queries.relations
+    found = []
+    for split in kg:
+        triples = kg.mapped(split)
+        for start in range(0, len(triples), TRIPLES):
+            both = with_inverses(triples[start : start + TRIPLES].astype(np.int64), kg.num_relations)
+            keys = both[:, 0] * width + both[:, 1]
+            found.append(both[wanted[np.searchsorted(wanted, keys).clip(max=len(wanted) - 1)] == keys])
+    return TailsByQuery.of(np.concatenate(found))
 
 
 def _ranks(

@@ -155,14 +155,18 @@ def shard_entities(model: KGEModel, *, sparse: bool = False) -> KGEModel:
     return model
 
 
-def build_sharded(config: KGEConfig, *, seed: int = 0, sparse: bool = False, device: Any = None) -> KGEModel:
+def build_sharded(
+    config: KGEConfig, *, seed: int = 0, sparse: bool = False, filled: bool = True, device: Any = None
+) -> KGEModel:
     """A new model of which this process only ever holds its rows; `seed` alone determines the entity table.
 
-    Relations are drawn from the global generator, and are rank 0's on every process.
+    Relations are drawn from the global generator, and are rank 0's on every process. With `filled=False` the entities
+    have no values yet, for a checkpoint to be loaded.
     """
     model: KGEModel = _shell(config).to(device)
     shard = _with_shard(model, sparse=sparse, device=model.entity_embeddings.weight.device)
-    shard.fill(config.initializer, config.initializer_range, seed)
+    if filled:
+        shard.fill(config.initializer, config.initializer_range, seed)
     broadcast_from_rank_0(p.data for name, p in model.named_parameters() if not name.startswith(TABLE))
     return model
 

@@ -27,6 +27,7 @@ from aswa_hf._utils.distributed import rank, world_size
 from aswa_hf.kge.sharded.table import EntityShard, SumOfGradients, over_shards, refuse_differences
 
 Batch = dict[str, Tensor]
+Triples = Any  # an (n, 3) array, or the `MappedTriples` of a graph
 # Triples that are looked at together when they are arranged.
 CHUNK = 1 << 22
 
@@ -41,7 +42,7 @@ class BalancedBatches:
 
     _is_accelerate_prepared = True  # each process has its own part already
 
-    def __init__(self, triples: np.ndarray, model: Any, *, per_pair: int = 128, negatives: int = 64, seed: int = 0):
+    def __init__(self, triples: Triples, model: Any, *, per_pair: int = 128, negatives: int = 64, seed: int = 0):
         check_whole_number("per_pair", per_pair)
         check_whole_number("negatives", negatives)
         self.shard: EntityShard = model.entity_embeddings
@@ -70,7 +71,7 @@ class BalancedBatches:
             part = self.triples[start : start + CHUNK]
             heads, tails = (part[:, column] // self.shard.largest for column in (0, 2))
             for shift, first, second in ((start, heads, tails), (start + n, tails, heads)):
-                np.add.at(counts, (first, second), 1)
+                counts += np.bincount(first * world + second, minlength=world**2).reshape(world, world)
                 for pair in {*((own, j) for j in range(world)), *((j, own) for j in range(world))}:
                     found = np.flatnonzero((first == pair[0]) & (second == pair[1])) + shift
                     members.setdefault(pair, []).append(found.astype(kind))
@@ -173,7 +174,7 @@ def _all_to_all(parts: Tensor) -> Tensor:
     return received
 
 
-def _checksum(triples: np.ndarray) -> int:
+def _checksum(triples: Triples) -> int:
     found = 0
     for start in range(0, len(triples), CHUNK):
         found = zlib.crc32(np.ascontiguousarray(triples[start : start + CHUNK]).data, found)
