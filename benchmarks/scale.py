@@ -3,11 +3,12 @@
     python benchmarks/scale.py
     python benchmarks/scale.py --entities 1000000 10000000 100000000 --json scale.json
 
-For each size, on gloo processes of one thread each: a synthetic graph whose entities occur by a power law, with its ids
-on disk; balanced sampling with row-wise Adagrad; ASWA at two decision points, each after half of the steps and with a
-ranking of 200 triples; a checkpoint; SIGKILL of all processes; new ones load the checkpoint and rank 1,000 triples,
-filtered by the graph. Bytes are those of the tensors that a process hands to collective calls in a step. The peak is the
-resident memory of a process, pages of mapped files included; the least is weights, average and one sum per row.
+For each size, on gloo processes of one thread each: a synthetic graph whose entities occur by a power law, with its
+ids on disk; balanced sampling with row-wise Adagrad; ASWA at two decision points, each after half of the steps and
+with a ranking of 200 triples; a checkpoint; SIGKILL of all processes; new ones load the checkpoint and rank 1,000
+triples, filtered by the graph. Bytes are those of the tensors that a process hands to collective calls in a step. The
+peak is the resident memory of a process, with the pages of files that it has mapped; the least is weights, average
+and one sum per row.
 """
 
 from __future__ import annotations

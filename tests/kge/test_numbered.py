@@ -9,6 +9,7 @@ from kge_graphs import labelled, random_graph, write_graph
 
 from aswa_hf.kge import ComplEx, evaluate_link_prediction, load_kg, numbered
 from aswa_hf.kge.data import NumberedGraph
+from aswa_hf.kge.graph import TailsByQuery
 from aswa_hf.kge.numbered import number_graph
 
 
@@ -54,6 +55,15 @@ def test_hashes_of_equal_labels_are_equal_wherever_they_lie():
     np.testing.assert_array_equal(numbered._hashes(labels.slice(1, 3)), hashes[1:4])
     shares = np.bincount((hashes % np.uint64(4)).astype(int)) / len(hashes)
     assert shares.min() > 0.2
+
+
+def test_queries_of_ids_too_large_to_number_their_triples_are_the_same():
+    triples = np.random.default_rng(0).integers(0, (9, 3, 9), (200, 3))
+    expected, found = TailsByQuery.of(triples), TailsByQuery.of(triples * [2**31, 1, 2**31])
+    np.testing.assert_array_equal(found.heads, expected.heads * 2**31)
+    np.testing.assert_array_equal(found.relations, expected.relations)
+    np.testing.assert_array_equal(found.offsets, expected.offsets)
+    np.testing.assert_array_equal(found.tails, expected.tails * 2**31)
 
 
 @pytest.mark.parametrize(
