@@ -255,6 +255,11 @@ class WeightAverage:
         self.averaged, self.copied = {}, {}
 
     @property
+    def is_finite(self) -> bool:
+        """Whether the average, of a sharded model the rows of this process, has no NaN and no infinite values."""
+        return all(bool(tensor.isfinite().all()) for tensor in self.averaged.values())
+
+    @property
     def nbytes(self) -> int:
         """The memory of the average in bytes."""
         return sum(tensor.nbytes for tensor in (*self.averaged.values(), *self.copied.values()))

@@ -15,23 +15,37 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from torch import Tensor
 
-from aswa_hf._utils.shard_files import FORMAT, MissingRowsError, open_index, write_tensors
+from aswa_hf._utils.files import parse_json
+from aswa_hf._utils.shard_files import FORMAT, open_index, write_tensors
 from aswa_hf._utils.sharding import computing_device, is_sharded
 from aswa_hf.strategies import Strategy
-from aswa_hf.trajectory import decode_number, encode_number
+from aswa_hf.trajectory import Number, decode_number, encode_number
 
 AVERAGE_FILE = "average.safetensors"
 STATE_FILE = "state.json"
 VERSION = 1
 _LIBRARIES = ("aswa-hf", "torch", "transformers", "accelerate", "timm", "safetensors")
+
+
+@dataclass
+class _SavedStrategy:
+    score: Number | None
+
+
+@dataclass
+class _SavedState:
+    """The schema of a state; what else is in one, its strategies check."""
+
+    version: int
+    strategies: dict[str, _SavedStrategy]
 
 
 @cache  # reading them searches the disk
@@ -77,29 +91,37 @@ def save_state(folder: str | Path, strategies: Mapping[str, Strategy], **more: A
         ) from error
 
 
-def load_state(folder: str | Path, strategies: Mapping[str, Strategy]) -> dict[str, Any]:
-    """Restores `strategies` from `folder`; returns everything else that was saved with them.
+def load_state(
+    folder: str | Path, strategies: Mapping[str, Strategy], schema: Any = dict[str, Any], by: str = "aswa-hf"
+) -> dict[str, Any]:
+    """Restores `strategies` from `folder`; returns everything else that was saved with them `by` a kind of run.
 
-    The run that saved may have had another number of processes: each process reads the rows it holds.
+    All of it must fit `schema`.
+
+    The run that saved may have had another number of processes: each process reads the rows it holds. Raises
+    ValueError, changing nothing, if anything is damaged or belongs to another run.
     """
     path = Path(folder) / AVERAGE_FILE
     if not path.exists():
         raise FileNotFoundError(f"There is no averaging state at {path}.")
     with ExitStack() as files:
         try:
-            content, tensors = open_index(path, files)
-        except (SafetensorError, KeyError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path} is not a complete averaging state of aswa-hf: {error!r}.") from None
-        except MissingRowsError as error:
+            content, tensors = open_index(path, files, _SavedState)
+        except ValueError as error:
             raise ValueError(f"{path} is not a complete averaging state of aswa-hf: {error}") from None
         if content.get("version") != VERSION:
             raise ValueError(f"{path} has version {content.get('version')}, this aswa-hf reads version {VERSION}.")
+        parse_json(
+            json.dumps(content), f"{path.parent.parent} was not saved by {by}, or is damaged: its state", schema
+        )
         saved = content.pop("strategies")
         if set(saved) != set(strategies):
             raise ValueError(
                 f"{path} holds the strategies {', '.join(saved)}, but this run has {', '.join(strategies)}. Resume "
                 "with the same strategies."
             )
+        if unknown := [key for key in tensors if key.partition("/")[0] not in saved]:
+            raise ValueError(f"{path} has the tensor {unknown[0]!r}, which belongs to none of its strategies.")
         for name, state in saved.items():
             state["score"] = decode_number(state["score"])
             state |= {"averaged": {}, "buffers": {}}
@@ -109,7 +131,10 @@ def load_state(folder: str | Path, strategies: Mapping[str, Strategy]) -> dict[s
                     state.setdefault(kind, {})[tensor_name] = tensor
                     # A model without buffers has none in its averages either.
                     state.setdefault(kind.replace("averaged", "buffers"), {})
-            strategies[name].check_state_dict(state)
+            try:
+                strategies[name].check_state_dict(state)
+            except ValueError as error:
+                raise ValueError(f"{path} cannot be resumed from, strategy {name!r}: {error}") from None
         # Only after all have passed the check.
         for name, state in saved.items():
             strategies[name].load_state_dict(state)

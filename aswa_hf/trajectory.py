@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aswa_hf import policy
+from aswa_hf._utils.checks import is_whole_number
 from aswa_hf._utils.files import read_json, write_json
 
 FORMAT = "aswa-trajectory"
 VERSION = 1
 SCORES = ("running_score", "lookahead_score", "score", "snapshot_score")
 
+NOT_FINITE = ("nan", "inf", "-inf")
 Number = float | Literal["nan", "inf", "-inf"]
 """A number in a JSON file, as `encode_number` writes it."""
 
@@ -66,6 +68,14 @@ class Record:
         expected = [field.name for field in fields(cls) if field.name != "snapshot_score"]
         if not isinstance(values, Mapping) or sorted(values.keys() - {"snapshot_score"}) != sorted(expected):
             raise ValueError(f"A record of a trajectory must have the keys {expected}, got {values!r}.")
+        for name in ("index", "members", "step"):
+            if not is_whole_number(values[name], 0) and not (name == "step" and values[name] is None):
+                raise ValueError(f"{name!r} of a record must be a whole number of at least 0, got {values[name]!r}.")
+        for name in ("epoch", *SCORES):
+            value = values.get(name)
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not (number or value is None or (isinstance(value, str) and value in NOT_FINITE)):
+                raise ValueError(f"{name!r} of a record must be a number, got {value!r}.")
         scores = {name: decode_number(values.get(name)) for name in SCORES}
         return cls(**{**values, **scores, "decision": Decision(values["decision"])})
 
@@ -87,7 +97,10 @@ class Trajectory(list[Record]):
 
     @classmethod
     def from_json(cls, records: Iterable[Mapping[str, Any]]) -> Trajectory:
-        return cls(Record.from_json(record) for record in records)
+        found = cls(Record.from_json(record) for record in records)
+        if wrong := next((record for place, record in enumerate(found) if record.index != place), None):
+            raise ValueError(f"'index' of a record must be its place in the trajectory, got {wrong.index}.")
+        return found
 
 
 def encode_number(value: Any) -> Any:
@@ -105,7 +118,7 @@ def decode_numbers(value: Any) -> Any:
         return {key: decode_numbers(item) for key, item in value.items()}
     if isinstance(value, list):
         return [decode_numbers(item) for item in value]
-    return float(value) if value in ("nan", "inf", "-inf") else value
+    return float(value) if value in NOT_FINITE else value
 
 
 def decode_number(value: Any) -> float | None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import subprocess
 import sys
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import torch
+from bad_inputs import damages
 from places import HELPERS
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from aswa_hf import ASWA, EMA, SWA, BestCheckpoint, LastCheckpoint
+from aswa_hf import ASWA, EMA, SWA, BestCheckpoint, DenseASWA, LastCheckpoint
 from aswa_hf.checkpoint import AVERAGE_FILE, STATE_FILE, load_state, save_state
 
 
@@ -300,3 +303,67 @@ def test_a_missing_file_another_version_other_strategies_and_another_model_are_n
     save_file(load_file(path), path, metadata={"aswa-state": json.dumps(content)})
     with pytest.raises(ValueError, match="has version 99, this aswa-hf reads version 1"):
         load_state(tmp_path, {"aswa": ASWA(model)})
+
+
+def changed_state(change):
+    """A damage of the state in a file's header."""
+
+    def damage(content, chance):
+        length = int.from_bytes(content[:8], "little")
+        header = json.loads(content[8 : 8 + length])
+        header["__metadata__"]["aswa-state"] = change(header["__metadata__"]["aswa-state"].encode(), chance).decode()
+        text = json.dumps(header).encode()
+        return len(text).to_bytes(8, "little") + text + content[8 + length :]
+
+    return damage
+
+
+def test_every_damage_of_the_file_is_one_line_and_changes_nothing(tmp_path):
+    def followed(*scores):
+        torch.manual_seed(0)
+        model = nn.Linear(2, 2)
+        strategies = {"aswa": ASWA(model), "dense-aswa": DenseASWA(model), "ema": EMA(model)}
+        for score in scores:
+            for strategy in strategies.values():
+                strategy.step()
+                strategy.update(lambda score=score: score)
+        return strategies
+
+    folder = tmp_path / "checkpoint-2" / "aswa"
+    save_state(folder, followed(0.25, 0.5), metric="accuracy")
+    path = folder / AVERAGE_FILE
+    whole = path.read_bytes()
+    texts = {name: damage for name, damage in damages(Path("x.json")).items() if name not in ("garbage", "not UTF-8")}
+    found = damages(path) | {f"state: {name}": changed_state(damage) for name, damage in texts.items()}
+    # Without this note, or with another one, it is the same state.
+    harmless = {"state: a field less", "state: another type", "state: a huge number"}
+    before = {name: strategy.state_dict() for name, strategy in followed(0.125).items()}
+    for name, damage in found.items():
+        for seed in range(12 if name in harmless else 3):
+            path.write_bytes(damage(whole, random.Random(seed)))
+            strategies = followed(0.125)
+            told = ""
+            try:
+                load_state(folder, strategies, _Metric)
+            except ValueError as error:
+                told = str(error)
+            assert told or name in harmless, name
+            if told:
+                assert str(folder.parent) in told, name
+                assert "\n" not in told, name
+                after = {name: strategy.state_dict() for name, strategy in strategies.items()}
+                assert repr(after) == repr(before), name
+
+
+@dataclass
+class _Metric:
+    metric: str
+
+
+@pytest.mark.parametrize("name", ["../other.safetensors", "/other.safetensors", ".."])
+def test_a_state_that_names_files_elsewhere_is_refused(tmp_path, name):
+    path = saved(tmp_path)
+    content = json.loads((tmp_path / STATE_FILE).read_text()) | {"shards": [name]}
+    save_file(load_file(path), path, metadata={"aswa-state": json.dumps(content)})
+    with pytest.raises(ValueError, match="expected the name of one beside it"):
+        load_state(tmp_path, {"aswa": ASWA(nn.Linear(3, 2))})

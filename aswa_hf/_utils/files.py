@@ -103,8 +103,6 @@ def read_object(path: str | Path) -> dict[str, Any]:
 
 def parse_json(text: str, where: str, schema: Any = dict[str, Any], *, finite: bool = True) -> Any:
     """Returns the content of a JSON text, checked like that of a file; `where` names it in errors."""
-    from pydantic import TypeAdapter, ValidationError
-
     try:
         content = json.loads(
             text,
@@ -112,10 +110,7 @@ def parse_json(text: str, where: str, schema: Any = dict[str, Any], *, finite: b
             parse_float=_finite if finite else float,
             parse_constant=_finite if finite else float,
         )
-        TypeAdapter(schema).validate_json(text, strict=True)
-    except ValidationError as error:
-        problems = error.errors(include_url=False, include_context=False)
-        raise ValueError(f"{where}{_problem(content, problems)}") from None
+        problem = _misfit(content, text, schema)
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
         raise ValueError(f"{where} is not a JSON file, or is damaged: {error.msg} at {place}.") from None
@@ -123,7 +118,20 @@ def parse_json(text: str, where: str, schema: Any = dict[str, Any], *, finite: b
         raise ValueError(f"{where}: {error}") from None
     except RecursionError:
         raise ValueError(f"{where} is damaged: its lists and objects are nested too deeply.") from None
+    if problem:
+        raise ValueError(f"{where}{problem}")
     return content
+
+
+def _misfit(content: Any, text: str, schema: Any) -> str | None:
+    """What does not fit the schema, if anything."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        TypeAdapter(schema).validate_json(text, strict=True)
+    except ValidationError as error:
+        return _problem(content, error.errors(include_url=False, include_context=False))
+    return None
 
 
 def _integer(text: str) -> int:
@@ -184,19 +192,34 @@ def make_folder(path: str | Path) -> Path:
     return path
 
 
-def refuse_mistyped(name: str | os.PathLike[str]) -> None:
-    """Raises FileNotFoundError if `name` looks like a Hub repository but its first part is a folder here.
+def nearest_path(path: str | os.PathLike[str]) -> str:
+    """Returns a question with the name in the same folder that is nearest to a path that does not exist, or ""."""
+    path = Path(path).expanduser()
+    nearest = difflib.get_close_matches(path.name, _names_in(path.parent), n=1, cutoff=0.7)
+    return f" Did you mean {path.parent / nearest[0]}?" if nearest else ""
 
-    A request to the Hub would take long, and its error would say less.
+
+def refuse_mistyped(name: str | os.PathLike[str]) -> None:
+    """Raises FileNotFoundError for a path that does not exist and cannot be meant as a Hub repository.
+
+    Asking the Hub for it would take long, and say less.
     """
     path = Path(name).expanduser()
-    if path.is_absolute() or len(path.parts) != 2 or path.exists() or not path.parent.is_dir():
+    if path.exists():
         return
-    siblings = sorted(sibling.name for sibling in path.parent.iterdir() if not sibling.name.startswith("."))
-    nearest = difflib.get_close_matches(path.name, siblings, n=1)
-    hint = (
-        f"Did you mean {path.parent / nearest[0]}?"
-        if nearest
-        else f"It holds {', '.join(siblings[:10]) or 'nothing'}."
-    )
-    raise FileNotFoundError(f"There is no {path.name!r} in the folder {path.parent}. {hint}")
+    if path.is_absolute() or len(path.parts) > 2 or path.parts[:1] == ("..",):
+        raise FileNotFoundError(f"There is no folder {path}.{nearest_path(path)}")
+    hint = nearest_path(path)
+    if len(path.parts) == 2 and path.parent.is_dir():
+        hint = hint or f" It holds {', '.join(_names_in(path.parent)[:10]) or 'nothing'}."
+        raise FileNotFoundError(f"There is no {path.name!r} in the folder {path.parent}.{hint}")
+    if len(path.parts) == 1 and hint:
+        raise FileNotFoundError(f"There is no folder {path}.{hint}")
+
+
+def _names_in(folder: Path) -> list[str]:
+    """The names in a folder, if it is one that can be read, without hidden ones."""
+    try:
+        return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    except OSError:
+        return []

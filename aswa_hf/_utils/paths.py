@@ -17,6 +17,11 @@ class WeightsIndex:
     weight_map: dict[str, str] = field(default_factory=dict)
 
 
+def is_file_name(name: str) -> bool:
+    """Whether this is the name of a file in a folder, and not a path that leads out of it."""
+    return name not in ("", ".", "..") and Path(name).name == name
+
+
 def check_inside(folder: Path) -> None:
     """Raises ValueError if a file of a folder is a link out of it, or its index of shards names a file elsewhere."""
     root = folder.resolve()
@@ -32,7 +37,7 @@ def check_inside(folder: Path) -> None:
                 raise ValueError(f"{path} is a symbolic link out of its folder, to {target}. Copy the file there.")
     for index in sorted(folder.glob(INDEX)):
         for tensor, name in read_json(index, WeightsIndex).get("weight_map", {}).items():
-            if name in ("", "..") or Path(name).name != name:
+            if not is_file_name(name):
                 raise ValueError(
                     f"{index}: {tensor!r} is in {name!r}. Expected the name of a file in the same folder."
                 )

@@ -12,24 +12,23 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from aswa_hf._utils.distributed import agree, rank, succeeding_together, world_size
-from aswa_hf._utils.files import replacing, sync, write_text
+from aswa_hf._utils.files import parse_json, replacing, sync, write_text
+from aswa_hf._utils.paths import is_file_name
 from aswa_hf._utils.sharding import is_dtensor, is_first_copy, own_rows
+from aswa_hf._utils.tensors import open_tensors
 
 # The key of the JSON text in the header of a file.
 FORMAT = "aswa-state"
-
-
-class MissingRowsError(ValueError):
-    """Raised if files of some processes do not hold all rows of a tensor."""
 
 
 def write_tensors(
@@ -152,27 +151,56 @@ class SavedTensor:
         return torch.cat(found) if len(found) > 1 else found[0]
 
 
-def open_index(path: Path, files: ExitStack) -> tuple[dict[str, Any], dict[str, SavedTensor]]:
+@dataclass
+class _Index:
+    """The schema of the JSON of an index, whatever else it holds."""
+
+    shards: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Rows:
+    """The schema of a sharded tensor in the file of a process: its first row there, and the shape of all."""
+
+    start: int
+    shape: list[int]
+
+
+def open_index(
+    path: Path, files: ExitStack, schema: Any = dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, SavedTensor]]:
     """Returns the content and the tensors of an index; the tensors can be read while `files` is open.
 
-    Raises SafetensorError, KeyError or JSONDecodeError for other files, and MissingRowsError for incomplete ones.
+    Raises ValueError for other files, damaged and incomplete ones, and a content that does not fit `schema`.
     """
-    index = files.enter_context(safe_open(path, framework="pt"))
-    content = json.loads((index.metadata() or {})[FORMAT])
+    index = files.enter_context(open_tensors(path))
+    parse_json(_text_of(index), "its state", _Index)
+    content: dict[str, Any] = parse_json(_text_of(index), "its state", schema)
     tensors: dict[str, SavedTensor] = {}
     for key in index.keys():  # noqa: SIM118 (not a dict)
         tensors[key] = SavedTensor(key, index.get_slice(key).get_shape())
         tensors[key].add(0, index)
     for name in content.pop("shards", ()):
+        if not is_file_name(name):
+            raise ValueError(f"it names the file {name!r}, expected the name of one beside it.")
         try:
-            file = files.enter_context(safe_open(path.with_name(name), framework="pt"))
+            file = files.enter_context(open_tensors(path.with_name(name)))
         except FileNotFoundError:
             raise FileNotFoundError(
                 f"{path} was saved by several processes, and {name} of one of them is missing beside it. Save to and "
                 "resume from a disk that all processes share."
             ) from None
-        for key, place in json.loads((file.metadata() or {})[FORMAT]).items():
+        for key, place in parse_json(_text_of(file), f"the rows of {name}", dict[str, _Rows]).items():
+            if key not in file.keys():  # noqa: SIM118 (not a dict)
+                raise ValueError(f"{name} has no tensor {key!r}.")
             tensors.setdefault(key, SavedTensor(key, place["shape"])).add(place["start"], file)
     if missing := next((key for key, tensor in tensors.items() if not tensor.is_complete), None):
-        raise MissingRowsError(f"rows of {missing!r} are missing.")
+        raise ValueError(f"rows of {missing!r} are missing.")
     return content, tensors
+
+
+def _text_of(file: Any) -> str:
+    text = (file.metadata() or {}).get(FORMAT)
+    if text is None:
+        raise ValueError(f"it has no {FORMAT!r} in its header.")
+    return str(text)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from aswa_hf._utils.distributed import is_distributed, succeeding_together
@@ -86,7 +85,7 @@ def _opened(path: Path, model: nn.Module) -> Iterator[tuple[dict[str, Any], dict
         with succeeding_together(computing_device(model), (OSError, ValueError)):
             try:
                 content, tensors = open_index(path, files)
-            except (SafetensorError, KeyError, ValueError) as error:
+            except ValueError as error:
                 raise ValueError(f"{path} does not hold the state of a training run: {error}") from None
         yield content, tensors
 

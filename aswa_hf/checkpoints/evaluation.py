@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from aswa_hf import policy
 from aswa_hf._utils.checks import check_choice
+from aswa_hf._utils.pretrained import load_strictly
 from aswa_hf._utils.random_state import preserved_rng
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.averaging import persistent_buffers
@@ -38,17 +39,7 @@ def load_model(checkpoint: Checkpoint) -> Any:
     load = _loader(config)
     if load is None:
         return checkpoint.state_dict()
-    try:
-        model, about = load.from_pretrained(folder, output_loading_info=True, use_safetensors=True)
-    except (OSError, ValueError):
-        raise
-    except Exception as error:  # of many kinds, by what the files hold
-        reason = " ".join(str(error).split())
-        raise ValueError(f"The model in {folder} cannot be loaded: {type(error).__name__}: {reason}") from None
-    for what in ("missing", "unexpected"):
-        if names := sorted(about[f"{what}_keys"]):
-            raise ValueError(f"{folder} does not hold the weights of {type(model).__name__}: {names[0]!r} is {what}.")
-    return model.eval()
+    return load_strictly(load, folder).eval()
 
 
 def evaluate_images(run: Path, split: str, dataset: str | None = None) -> dict[str, float]:

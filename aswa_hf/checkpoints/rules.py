@@ -230,7 +230,7 @@ def _include(ensemble: Ensemble, members: range, scores: Sequence[float | None] 
 
 def first_included(start: int | float, total: int) -> int:
     """The first checkpoint of SWA, given by its number or as a fraction of them all."""
-    if isinstance(start, bool) or start < 0 or (isinstance(start, float) and start >= 1):
+    if isinstance(start, bool) or not start >= 0 or (isinstance(start, float) and start >= 1):
         raise ValueError(f"start must be a number of checkpoints (0, 1, 2, …) or a fraction in [0, 1), got {start}.")
     # 0.29 · 100 is 28.999…: rounding must not move the start.
     first = int(start * total + 1e-9) if isinstance(start, float) else start

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from aswa_hf._utils.files import read_json, refuse_mistyped
+from aswa_hf._utils.files import nearest_path, read_json, refuse_mistyped
 from aswa_hf._utils.paths import WeightsIndex, check_inside
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.checkpoints.streaming import UNSHARDED, Checkpoint, check_same_tensors, read_checkpoint
@@ -82,13 +82,13 @@ def _of_several(path: str | os.PathLike[str], report: Callable[[str], None]) -> 
         # A run's folder with weights of its own is one checkpoint among others.
         return [checkpoint_in(local)] if _weights(local)[0] else _of_run(local) or [checkpoint_in(local)]
     repo, at, revisions = str(path).partition("@")
-    if not at:
-        refuse_mistyped(local)
     if _REPOSITORY.fullmatch(repo):
+        if not at:
+            refuse_mistyped(local)
         return _from_hub(repo, [name.strip() for name in revisions.split(",")] if at else None, report)
     raise FileNotFoundError(
         f"There is no folder or file {path}. Expected a Trainer's output folder, checkpoint folders, safetensors "
-        "files or a Hub repository with revisions (user/model@main,v1.0)."
+        f"files or a Hub repository with revisions (user/model@main,v1.0).{nearest_path(local)}"
     )
 
 

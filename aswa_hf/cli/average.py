@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aswa_hf.cli.options import named_as_flags
+
 if TYPE_CHECKING:
     from aswa_hf.checkpoints import AveragedCheckpoints, Progress
 
@@ -79,7 +81,7 @@ def average(
     from aswa_hf.checkpoints import average_checkpoints
 
     score = None if evaluate is None else _function(evaluate)
-    with _quiet_libraries(), _bar() as progress:
+    with _quiet_libraries(), _bar() as progress, named_as_flags("strategy", "start", "decay", "batchnorm"):
         result = average_checkpoints(
             checkpoints[0] if len(checkpoints) == 1 else checkpoints,
             score,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aswa_hf._utils.checks import check_choice
+from aswa_hf._utils.files import refuse_mistyped
 from aswa_hf.cli.options import loading
 from aswa_hf.cli.query import BEAM, TNORM, TNORMS, TRUTH, TRUTHS
 from aswa_hf.experiments.settings import ImageRun, read_run, read_settings
@@ -66,6 +67,7 @@ def evaluate(
     check_choice("--truth", truth, TRUTHS)
     if queries is not None and split != "test":
         raise ValueError(f"--split {split} is for ranking triples; --queries have their own answers.")
+    refuse_mistyped(model)
     settings = Path(model) / SETTINGS
     run = read_run(settings) if settings.is_file() else None
     if isinstance(run, ImageRun):

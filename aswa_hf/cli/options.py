@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,6 +31,20 @@ def loading(what: str) -> Iterator[None]:
     finally:
         if shown:
             sys.stderr.write("\r\x1b[K")  # clears the line
+
+
+@contextmanager
+def named_as_flags(*arguments: str) -> Iterator[None]:
+    """Arguments of a function that an error begins with are named as the user typed them: --decay, not decay."""
+    try:
+        yield
+    except ValueError as error:
+        pattern = rf"({'|'.join(arguments)})(?= must |=)"
+        if re.match(pattern, str(error)) is None:
+            raise
+        raise ValueError(
+            re.sub(pattern, lambda name: f"--{name[1].replace('_', '-')}", str(error), count=1)
+        ) from error
 
 
 def from_settings(

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from aswa_hf._utils.files import make_folder
+
 if TYPE_CHECKING:
     from aswa_hf.reproduce.tables import Table
 
@@ -105,6 +107,7 @@ def reproduce(
         states = {run.name: state(chosen, run, output_dir) if run in possible else "no data" for run in runs}
         typer.echo(json.dumps(states) if as_json else "\n".join(f"{name}: {what}" for name, what in states.items()))
         return
+    make_folder(output_dir)
     failed = run_grid(chosen, possible, sources, output_dir, console)
     content = rows(chosen, runs, output_dir)
     heading = title(chosen, runs)

@@ -188,7 +188,10 @@ def each_strategy(model: KGEModel, run: str | Path, names: Sequence[str]) -> Ite
     """Yields the names of strategies of a run, each while its weights are in the model."""
     path = check_strategies(Path(run), names)
     with ExitStack() as files:
-        _, saved = open_index(path, files)  # also of a sharded run
+        try:
+            _, saved = open_index(path, files)  # also of a sharded run
+        except ValueError as error:
+            raise ValueError(f"{path} does not hold the weights of strategies: {error}") from None
         for name in names:
             prefix = f"{name}/averaged/"
             weights = {key.removeprefix(prefix): saved[key][...] for key in saved if key.startswith(prefix)}

@@ -70,8 +70,9 @@ def train_image(
 def _train(run: ImageRun, folder: Path, resume: bool, callbacks: Sequence[TrainerCallback]) -> FinishedRun:
     console = run_console()
     check_timm_name(run.model)
+    find_recipe(run.recipe, run.model, 0)  # raises for an unknown one, before images are loaded
     factories: Any = named_factories(run.strategies)
-    checkpoint = checkpoint_to_resume(folder, resume)
+    checkpoint = checkpoint_to_resume(run, folder, resume)
     splits = load_images(run)
     preset = timm.get_pretrained_cfg(run.model)
     size = run.image_size or (preset.input_size[-1] if preset else None)
@@ -121,7 +122,7 @@ def _train(run: ImageRun, folder: Path, resume: bool, callbacks: Sequence[Traine
         callback.strategies[str(callback.applied)].apply()
     about = {"recipe": run.recipe, "images": sizes, "bn_batches": run.bn_batches, "example": example}
     content = write_results(folder, callback, results, seconds, **run.describe(folder), **about)
-    saved = run.strategy_names[0]
+    saved = str(callback.applied)
     console.print(results_table(results, {run.metric: ""}, "Accuracy (%)", saved))
     console.print(verdict(results, run.metric, run.metric, saved), soft_wrap=True)
     registered = "import aswa_hf.vision; " if run.model.endswith("_cifar") else ""

@@ -57,7 +57,7 @@ def train_kge(
 
 def _train(run: KGERun, folder: Path, resume: bool, callbacks: Sequence[TrainerCallback]) -> FinishedRun:
     console = run_console()
-    checkpoint = checkpoint_to_resume(folder, resume)
+    checkpoint = checkpoint_to_resume(run, folder, resume)
     kg = load_kg(run.dataset)
     sizes = {split: len(kg[split]) for split in kg}
     parts = ", ".join(f"{count:,} {split}" for split, count in sizes.items())
@@ -101,7 +101,7 @@ def _train(run: KGERun, folder: Path, resume: bool, callbacks: Sequence[TrainerC
         save_state(folder / STATE_FOLDER, callback.strategies)
     about = {"dim": run.dim, "triples": sizes, "example": link_example(model, kg)}
     content = write_results(folder, callback, results, seconds, **run.describe(folder), **about)
-    saved = run.strategy_names[0]
+    saved = str(callback.applied)
     console.print(results_table(results, METRICS, "Filtered ranking over heads and tails (%)", saved))
     console.print(verdict(results, run.metric, METRICS[run.metric], saved), soft_wrap=True)
     command = f"aswa-hf predict {folder} --head … --relation …"

@@ -68,8 +68,8 @@ def decisions_shown(
                 return
             console.print(
                 f"epoch {record.index + 1:{width}d}   {callback.score.label} (%): "
-                f"running {100 * (record.running_score or 0):6.2f}   "
-                f"ensemble {100 * (record.score or 0):6.2f}   [{COLORS[decision]}]{decision}[/]"
+                f"running {_percent(record.running_score)}   "
+                f"ensemble {_percent(record.score)}   [{COLORS[decision]}]{decision}[/]"
             )
 
     decisions = Decisions()
@@ -79,6 +79,10 @@ def decisions_shown(
             yield
     finally:
         trainer.remove_callback(decisions)
+
+
+def _percent(score: float | None) -> str:
+    return f"{'–':>6s}" if score is None else f"{100 * score:6.2f}"
 
 
 def decision_summary(strategy: Strategy) -> str:
@@ -113,7 +117,8 @@ def results_table(results: Mapping[str, Any], metrics: Mapping[str, str], title:
 def verdict(results: Mapping[str, Any], metric: str, label: str, saved: str) -> str:
     """One sentence: whether another strategy did better than the saved one on the test split."""
     scores = {name: result["test"][metric] for name, result in results.items()}
-    better = [name for name, score in scores.items() if score > scores[saved]]
+    own = scores[saved]
+    better = [name for name, score in scores.items() if score > own or (math.isnan(own) and not math.isnan(score))]
     if better:
         return f"On the test split {saved} did not win: {', '.join(better)} did better in {label}."
     return f"On the test split no strategy did better in {label} than {saved}, which is saved."

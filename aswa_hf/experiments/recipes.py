@@ -17,6 +17,7 @@ import yaml
 from rich.console import Group
 from rich.table import Table
 
+from aswa_hf._utils.files import nearest_path
 from aswa_hf._utils.names import did_you_mean
 from aswa_hf.experiments.settings import KGERun
 
@@ -100,7 +101,9 @@ def read_recipes(path: Path) -> Iterator[Recipe]:
     """The recipes of a file; raises ValueError with the file and the field if one is invalid."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeError, yaml.YAMLError, RecursionError) as error:
+    except FileNotFoundError:
+        raise ValueError(f"There is no file of recipes {path}.{nearest_path(path)}") from None
+    except (OSError, UnicodeError, yaml.YAMLError, RecursionError, ValueError) as error:
         raise ValueError(f"{path} is not a file of recipes: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} is not a file of recipes: expected a mapping from names to recipes.")

@@ -25,7 +25,7 @@ from aswa_hf._utils.sharding import is_sharded
 from aswa_hf.checkpoint import library_versions
 from aswa_hf.comparison import why_empty
 from aswa_hf.experiments.progress import decisions_shown, progress_bar
-from aswa_hf.experiments.settings import TrainingRun, read_settings
+from aswa_hf.experiments.settings import TrainingRun, read_run, read_settings
 from aswa_hf.loop.checks import Stop
 from aswa_hf.plotting import plot_trajectories
 from aswa_hf.run_folder import (
@@ -96,8 +96,15 @@ def sole_run(output_dir: Path) -> Iterator[None]:
                 output_dir.rmdir()
 
 
-def checkpoint_to_resume(output_dir: Path, resume: bool) -> Path | None:
-    """The checkpoint to resume from, or None; raises ValueError if a run in the folder would be overwritten."""
+def checkpoint_to_resume(run: TrainingRun, output_dir: Path, resume: bool) -> Path | None:
+    """The checkpoint to resume from, or None; raises ValueError if another run in the folder would be overwritten."""
+    if resume and (settings := output_dir / SETTINGS).is_file():
+        kind = read_run(settings).kind
+        if kind != run.kind:
+            raise ValueError(
+                f"--resume: {output_dir} holds a run of `aswa-hf train {kind}`, not of `aswa-hf train {run.kind}`. "
+                "Choose another --output-dir."
+            )
     last = newest_checkpoint(output_dir, clean=is_main_process()) if resume else None
     if resume and last is None:
         raise ValueError(f"--resume: there is no checkpoint in {output_dir}. Start the run without --resume.")

@@ -47,6 +47,8 @@ SCHEDULES = ("constant", "linear", "cosine", "plateau")
 INITIALIZERS = ("xavier_normal", "xavier_uniform", "normal", "uniform")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 
+PLATEAU, SAMPLING, KECI = ("schedule", "plateau"), ("scheme", "negative_sampling"), ("model", "keci")
+
 R = TypeVar("R", bound="TrainingRun")
 
 
@@ -74,6 +76,8 @@ class Setting:
     """Whether its flag can only turn it on."""
     fixed: bool = True
     """Whether a resumed run must have the same value."""
+    needs: tuple[str, str] | None = None
+    """Another setting and its value, without which this one has no effect."""
 
     @property
     def required(self) -> bool:
@@ -178,6 +182,10 @@ class TrainingRun:
         if self.apply not in (None, "auto", *self.strategy_names):
             expected = ", ".join(["auto", *self.strategy_names])
             raise SettingError("apply", f"must be one of the strategies of the run ({expected}), got {self.apply!r}.")
+        for one in self.settings():
+            if one.needs and getattr(self, one.name) != one.default and getattr(self, one.needs[0]) != one.needs[1]:
+                name, value = one.needs
+                raise SettingError(one.name, f"is only for {name} {value}, and {name} is {getattr(self, name)}.")
 
     @classmethod
     def settings(cls) -> Iterator[Setting]:
@@ -273,18 +281,25 @@ class KGERun(TrainingRun):
         "constant",
         choices=SCHEDULES,
     )
-    plateau_factor: float = setting("Plateau: what the learning rate is multiplied by.", 0.95, least=0, below=1)
-    plateau_patience: int = setting("Plateau: evaluations without improvement that are tolerated.", 4, least=0)
+    plateau_factor: float = setting(
+        "Plateau: what the learning rate is multiplied by.", 0.95, least=0, below=1, needs=PLATEAU
+    )
+    plateau_patience: int = setting(
+        "Plateau: evaluations without improvement that are tolerated.", 4, least=0, needs=PLATEAU
+    )
     scheme: str = setting("kvsall, 1vsall or negative_sampling.", "kvsall", choices=SCHEMES)
     loss: str | None = setting(
         "binary, softmax (per triple) or softmax-query (per query); default: softmax for 1vsall, else binary.",
         None,
         choices=LOSSES["kvsall"],
     )
-    negatives: int = setting("Negative sampling: entities drawn per triple.", 32, least=1)
-    shared_negatives: bool = setting("Negative sampling: draw once per batch.", False, only_on=True)
+    negatives: int = setting("Negative sampling: entities drawn per triple.", 32, least=1, needs=SAMPLING)
+    shared_negatives: bool = setting("Negative sampling: draw once per batch.", False, only_on=True, needs=SAMPLING)
     adversarial_temperature: float = setting(
-        "Negative sampling: weigh negatives by their own scores, at this temperature (0: all alike).", 0.0, least=0
+        "Negative sampling: weigh negatives by their own scores, at this temperature (0: all alike).",
+        0.0,
+        least=0,
+        needs=SAMPLING,
     )
     label_smoothing: float = setting("Smoothing of the training labels.", 0.0, least=0, below=1)
     entity_dropout: float = setting("Dropout of entities, in queries and as candidates.", 0.0, least=0, below=1)
@@ -301,8 +316,8 @@ class KGERun(TrainingRun):
         only_on=True,
     )
     eval_every: int = setting("Epochs from one decision to the next.", 1, least=1)
-    p: int = setting("Keci: number of basis vectors that square to +1.", 0, least=0)
-    q: int = setting("Keci: number of basis vectors that square to −1.", 1, least=0)
+    p: int = setting("Keci: number of basis vectors that square to +1.", 0, least=0, needs=KECI)
+    q: int = setting("Keci: number of basis vectors that square to −1.", 1, least=0, needs=KECI)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -315,6 +330,9 @@ class KGERun(TrainingRun):
             raise SettingError(name, f"must be given with --{other} {getattr(self, other)}.")
         if self.shard_entities and self.entity_dropout:
             raise SettingError("entity_dropout", "is not supported with --shard-entities; use --query-dropout.")
+        blocks = {"complex": 2, "qmult": 4, "keci": 1 + self.p + self.q}.get(self.model, 1)
+        if self.dim % blocks:
+            raise SettingError("dim", f"must be a multiple of {blocks} for {self.model}, got {self.dim}.")
         if self.epochs % self.eval_every:
             raise SettingError("eval_every", f"must divide the {self.epochs} epochs, got {self.eval_every}.")
 

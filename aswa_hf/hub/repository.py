@@ -11,11 +11,12 @@ import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # exported, but not in __all__
-from safetensors import SafetensorError, safe_open
 
-from aswa_hf._utils.files import make_folder, read_object, write_json, write_text
+from aswa_hf._utils.files import make_folder, nearest_path, read_object, write_json, write_text
 from aswa_hf._utils.paths import check_inside
+from aswa_hf._utils.pretrained import load_strictly
 from aswa_hf._utils.random_state import preserved_rng
+from aswa_hf._utils.tensors import open_tensors, read_header
 from aswa_hf.batchnorm import Recalibration, has_batchnorm
 from aswa_hf.checkpoint import library_versions
 from aswa_hf.hub.card import OWN_ARCHITECTURES, read_card_data, render
@@ -200,7 +201,7 @@ def _weight_files(run: Path) -> list[Path]:
 
 def _has_batchnorm(run: Path) -> bool:
     for file in _weight_files(run):
-        with safe_open(file, framework="pt") as tensors:
+        with open_tensors(file) as tensors:
             if any(name.endswith(".running_mean") for name in tensors.keys()):  # noqa: SIM118
                 return True
     return False
@@ -223,7 +224,9 @@ def check_repo_id(repo_id: str) -> None:
 def check_run(run: Path) -> None:
     """Raises ValueError if a folder is not a finished run, before anything is copied or sent."""
     if not run.is_dir():
-        raise ValueError(f"There is no folder {run}. Expected a run folder, as `aswa-hf train` writes it.")
+        raise ValueError(
+            f"There is no folder {run}. Expected a run folder, as `aswa-hf train` writes it.{nearest_path(run)}"
+        )
     check_inside(run)
     missing = [] if (run / TRAJECTORY).exists() else [TRAJECTORY]
     missing += [] if any((run / name).exists() for name in WHOLE_WEIGHTS) else [WEIGHTS]
@@ -233,10 +236,8 @@ def check_run(run: Path) -> None:
             "writes it, or as Trainer.save_model() does with an ASWACallback."
         )
     load_trajectories(run / TRAJECTORY)
-    try:
-        _has_batchnorm(run)
-    except SafetensorError as error:
-        raise ValueError(f"The weights in {run} are damaged ({error}). Save the model again.") from None
+    for file in _weight_files(run):
+        read_header(file)
     config = _read_if_there(run / CONFIG)
     _read_if_there(run / ADAPTER_CONFIG)
     if lost := [name for name in _needed(run, config) if not (run / name).exists()]:
@@ -255,7 +256,7 @@ def _check_weights(run: Path, config: Mapping[str, Any]) -> None:
         return
     shapes = {}
     for file in _weight_files(run):
-        with safe_open(file, framework="pt") as tensors:
+        with open_tensors(file) as tensors:
             for name in tensors.keys():  # noqa: SIM118
                 tensor = tensors.get_tensor(name)
                 shapes[name] = tuple(tensor.shape)
@@ -263,6 +264,8 @@ def _check_weights(run: Path, config: Mapping[str, Any]) -> None:
                     raise ValueError(
                         f"{file} has NaN or infinite numbers in {name!r}. Train with a smaller learning rate."
                     )
+    if (model_class := _transformers_class(run, config)) is not None:
+        load_strictly(model_class, run)
     if isinstance(config.get("architecture"), str):
         expected = _timm_shapes(config)
         for name in sorted(shapes.keys() | expected.keys()):
@@ -272,6 +275,15 @@ def _check_weights(run: Path, config: Mapping[str, Any]) -> None:
                     f"The weights in {run} do not fit {config['architecture']}: {name!r} is {found}, expected "
                     f"{wanted}."
                 )
+
+
+def _transformers_class(run: Path, config: Mapping[str, Any]) -> Any:
+    """Returns the class that transformers has for a model, if it has one; an adapter alone is none."""
+    import transformers
+
+    names = config.get("architectures") or [""]
+    is_whole = any((run / name).exists() for name in (WEIGHTS, WEIGHTS_INDEX))
+    return getattr(transformers, names[0], None) if is_whole and "auto_map" not in config else None
 
 
 def _timm_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

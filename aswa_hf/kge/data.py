@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 from datasets import Dataset, DatasetDict
 
-from aswa_hf._utils.files import read_json, refuse_mistyped
+from aswa_hf._utils.files import nearest_path, read_json, refuse_mistyped
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.kge.configuration_kge import KGEConfig
 from aswa_hf.kge.labels import labelled, read_labels
@@ -175,10 +175,10 @@ def load_kg(
     nearest = difflib.get_close_matches(os.fspath(name_or_path).lower(), COUNTRIES, n=1, cutoff=0.8)
     if nearest and not path.is_dir():
         raise ValueError(f"There is no graph {os.fspath(name_or_path)!r}. Did you mean {nearest[0]!r}?")
-    refuse_mistyped(path)
     if not os.fspath(name_or_path) or (not path.is_dir() and (path.is_absolute() or len(path.parts) > 2)):
         # This cannot be a name on the Hub; a request, repeated five times, would only take time.
-        raise ValueError(_NOT_FOUND.format(str(name_or_path), "there is no such folder"))
+        raise ValueError(_NOT_FOUND.format(str(name_or_path), "there is no such folder") + nearest_path(path))
+    refuse_mistyped(path)
     if (path / ABOUT).is_file():
         return NumberedGraph(path)
     if path.is_dir() and any(_split_files(path).values()):

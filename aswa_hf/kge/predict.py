@@ -58,8 +58,9 @@ class LinkPredictor:
             config = cached_file(path_or_repo, CONFIG, **options)
             if config is None:
                 raise FileNotFoundError(f"there is no {CONFIG} in it")
-            kind = read_config(Path(config)).get("model_type")
-            if kind not in (None, KGEConfig.model_type):
+            about = read_config(Path(config))
+            kind = about.get("model_type") or about.get("architecture")
+            if kind != KGEConfig.model_type:
                 raise ValueError(
                     f"{path_or_repo} contains a model of type {kind!r}, not a link predictor. Expected a folder or "
                     "repository with a knowledge-graph embedding, such as `aswa-hf train kge` writes."

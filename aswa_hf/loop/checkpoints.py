@@ -53,6 +53,19 @@ SAVING_ERRORS = (OSError, SafetensorError, RuntimeError)
 
 
 @dataclass
+class _Saved:
+    """The schema of what a checkpoint of `fit` holds beside its strategies."""
+
+    epoch: int
+    batches: int
+    step: int
+    processes: int
+    metric: Any
+    history: list[dict[str, Any]]
+    metrics: dict[str, dict[str, Any]]
+
+
+@dataclass
 class Place:
     """The position of a run: `batches` of `epoch`, and `step` optimizer steps."""
 
@@ -174,9 +187,7 @@ class Place:
         tables = _row_sharded(accelerator)
         fsdp = accelerator.distributed_type == DistributedType.FSDP
         refuse_other_sharding(folder, "rows" if tables else "fsdp" if fsdp else "complete")
-        content = load_state(folder / STATE_FOLDER, strategies)
-        if "processes" not in content:
-            raise ValueError(f"{folder} was not saved by fit(). Choose another checkpoint_dir.")
+        content = load_state(folder / STATE_FOLDER, strategies, _Saved, by="fit()")
         if content["metric"] != metric:
             raise ValueError(
                 f"{folder} was decided by {content['metric']!r}, this run by {metric!r}: their scores cannot be "

@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from aswa_hf._utils.files import read_json
+from aswa_hf._utils.files import nearest_path, read_json
 from aswa_hf.run_folder import RESULTS, SETTINGS, TRAJECTORY, checkpoints
 from aswa_hf.trajectory import FORMAT, Trajectory, decode_numbers, load_trajectories
 
@@ -88,7 +88,8 @@ def read_run(path: str | Path) -> MeasuredRun:
     if path.is_dir():
         return _read_folder(path)
     if not path.exists():
-        raise ValueError(f"{path} does not exist. Expected a run folder, or the results.json of one.")
+        hint = nearest_path(path)
+        raise ValueError(f"{path} does not exist. Expected a run folder, or the results.json of one.{hint}")
     content = _read_json(path)
     return _from_trajectory(path, path) if content.get("format") == FORMAT else _from_results(path, content)
 

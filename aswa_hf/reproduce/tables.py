@@ -274,7 +274,9 @@ def find_dataset(table: Table, name: str, data_dir: Path) -> str:
         return name
     if table.task == IMAGES and plain(name) in ON_THE_HUB:
         return ON_THE_HUB[plain(name)]
+    known = [*BUILT_IN[table.task], *(folder.name for folder in data_dir.glob("*") if folder.is_dir())]
+    hint = did_you_mean(name, known)
     raise ValueError(
-        f"{name} is missing: there is no folder of that name in {data_dir} or a folder below it. Put its files into "
-        f"{data_dir / name}, or set --data-dir to its location, or give a Hub dataset (user/name) to --datasets."
+        f"{name} is missing: there is no folder of that name in {data_dir} or a folder below it. {hint}Put its files "
+        f"into {data_dir / name}, or set --data-dir to its location, or give a Hub dataset (user/name) to --datasets."
     )

@@ -175,6 +175,7 @@ class Strategy(ABC):
             "members": self.members,
             "stale": self._stale,
             "records": self.trajectory.to_json(),
+            "parts": [prefix.removesuffix(".") for prefix in self._averages() if prefix],
         }
         for prefix, average in self._averages().items():
             for kind, tensors in zip(("averaged", "buffers"), average.whole(), strict=True):
@@ -204,18 +205,14 @@ class Strategy(ABC):
         """Raises ValueError for a state of another model, strategy or direction, or one with impossible values."""
         if state.get("strategy") != self.name:
             raise ValueError(f"This is the state of strategy {state.get('strategy')!r}, expected {self.name!r}.")
-        for key, ours in self.state_dict(copy=False).items():
+        tensors: dict[str, Any] = {key: {} for key in state if key.endswith((".averaged", ".buffers"))}
+        for key, ours in (self.state_dict(copy=False) | tensors).items():
             _check_value(state, key, ours)
         try:
-            last = Trajectory.from_json(state["records"])[-1:]
-            members = sum(record.members for record in last)
+            records = Trajectory.from_json(state["records"])
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"'records' of this state are damaged: {error!r}.") from None
-        # Between two decision points an average may grow, which makes its score unknown.
-        if state["members"] < members:
-            raise ValueError(f"This state has {state['members']} members, and {members} in its last record.")
-        if state["score"] is not None and repr(state["score"]) not in [repr(record.score) for record in last]:
-            raise ValueError(f"This state has the score {state['score']}, which its last record does not have.")
+            raise ValueError(f"'records' of this state are damaged: {error}") from None
+        self._check_progress(state, records[-1] if records else None)
         if bool(state["averaged"]) != (state["members"] > 0):
             raise ValueError(f"This state has {state['members']} members, but {len(state['averaged'])} averages.")
         if state["greater_is_better"] != self.greater_is_better:
@@ -223,12 +220,25 @@ class Strategy(ABC):
                 f"This state was saved with greater_is_better={state['greater_is_better']}, this strategy has "
                 f"greater_is_better={self.greater_is_better}: their scores cannot be compared."
             )
+        saved = _saved_averages(state)
+        listed = {f"{name}." for name in state.get("parts", ())}
+        if different := sorted(listed ^ {prefix for prefix in saved if prefix}):
+            problem = "missing" if different[0] in listed else "unexpected"
+            raise ValueError(f"The average '{different[0]}averaged' of this state is {problem}.")
         # Weights that are not finite have no finite score; of a run that diverged, they are resumed as they are.
         finite = policy.is_usable(state["score"])
-        for prefix in _saved_averages(state):
+        for prefix in saved:
             if f"{prefix}buffers" not in state:
                 raise ValueError(f"This state has no '{prefix}buffers', which belong to its '{prefix}averaged'.")
             self.average.check(state[f"{prefix}averaged"], state[f"{prefix}buffers"], finite=finite and not prefix)
+
+    def _check_progress(self, state: Mapping[str, Any], last: Record | None) -> None:
+        """Raises ValueError if the members and the score of a state are not those of its last record."""
+        members, score = (0, None) if last is None else (last.members, last.score)
+        if state["members"] != members:
+            raise ValueError(f"This state has {state['members']} members, and {members} in its last record.")
+        if repr(state["score"]) != repr(score):
+            raise ValueError(f"This state has the score {state['score']}, which its last record does not have.")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores a saved state. Raises ValueError, changing nothing, for a state of another model or strategy.
@@ -245,6 +255,8 @@ class Strategy(ABC):
             (self.parts[prefix.removesuffix(".")] if prefix else self.average).clear()
         self.score, self.members, self._stale = state["score"], state["members"], state["stale"]
         self.trajectory = trajectory
+        if not self.average.is_finite:
+            warn_caller(f"The {self.name} weights of this state hold NaN or infinite values: the run has diverged.")
 
     def _score(self, evaluate: Evaluate, of: str) -> float:
         """Returns the score of the weights now in the model, the same on every rank."""
@@ -361,8 +373,8 @@ def preserved_modes(model: nn.Module) -> Iterator[None]:
 def _check_value(state: Mapping[str, Any], key: str, ours: Any) -> None:
     """Raises ValueError if a value of a saved state is missing, or not of the kind of our own."""
     if key not in state:
-        # Averages beside the result are saved once there are some.
-        if not key.endswith((".averaged", ".buffers")):
+        # States of 0.1.0 have no parts; which of them there must be, the list says.
+        if key != "parts" and not key.endswith((".averaged", ".buffers")):
             raise ValueError(f"This state has no {key!r}.")
         return
     value = state[key]
@@ -370,6 +382,8 @@ def _check_value(state: Mapping[str, Any], key: str, ours: Any) -> None:
         fits = value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
     elif isinstance(ours, int) and not isinstance(ours, bool):
         fits = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    elif key == "parts":
+        fits = isinstance(value, list) and all(isinstance(name, str) for name in value)
     else:
         fits = isinstance(value, Mapping if isinstance(ours, Mapping) else type(ours))
     if not fits:

@@ -9,10 +9,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from aswa_hf import policy
+from aswa_hf._utils.checks import is_whole_number
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.averaging import WeightAverage
 from aswa_hf.strategies.base import Evaluate, Outcome, Strategy, nothing
-from aswa_hf.trajectory import Decision
+from aswa_hf.trajectory import Decision, Record
 
 
 class StepAverage(Strategy):
@@ -50,6 +51,20 @@ class StepAverage(Strategy):
 
     def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
         return super().state_dict(copy=copy) | {"steps": self.steps}
+
+    def _check_progress(self, state: Mapping[str, Any], last: Record | None) -> None:
+        # Between two decision points the average grows, which makes its score unknown.
+        updates, before = state["steps"] // self.every, 0 if last is None else last.members
+        if updates <= before:
+            super()._check_progress(state, last)
+            return
+        # Before the first step, an EMA may have taken one snapshot per decision point.
+        taken = [record for place, record in enumerate(state["records"]) if record["members"] == place + 1]
+        if not updates <= state["members"] <= updates + len(taken) or state["score"] is not None:
+            raise ValueError(
+                f"This state has {state['members']} members and the score {state['score']} after {state['steps']} "
+                f"steps. Expected {updates} members with every={self.every}, and no score."
+            )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
@@ -155,6 +170,16 @@ class BestEMA(EMA):
 
     def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
         return super().state_dict(copy=copy) | {"updates": list(self._updates)}
+
+    def _check_progress(self, state: Mapping[str, Any], last: Record | None) -> None:
+        Strategy._check_progress(self, state, last)
+        updates = state["updates"]
+        whole = all(is_whole_number(count, 0) for count in updates) and updates == sorted(updates)
+        if not whole or len(updates) != len(state["records"]) + 1 or updates[-1] != state["steps"] // self.every:
+            raise ValueError(
+                f"'updates' of this state are {updates}. Expected the number of updates until each of "
+                f"{len(state['records'])} decision points, and until now, after {state['steps']} steps."
+            )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)

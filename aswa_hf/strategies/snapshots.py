@@ -33,7 +33,7 @@ class SWA(Strategy):
         **options: Any,
     ):
         super().__init__(model, **options)
-        if start < 0 or (isinstance(start, float) and start >= 1):
+        if not start >= 0 or (isinstance(start, float) and start >= 1):
             raise ValueError(f"start must be an epoch (0, 1, 2, …) or a fraction of the run in [0, 1), got {start}.")
         self.start = start
         self.total = total

@@ -35,6 +35,7 @@ from aswa_hf.schedule import EvaluationBudget, Every, check_share, check_subset
 from aswa_hf.strategies import Strategy, take_step
 from aswa_hf.strategies.base import preserved_modes
 from aswa_hf.trainer.files import (
+    SavedRun,
     check_before_loading,
     commit_saved,
     lock_output,
@@ -509,7 +510,7 @@ class ASWACallback(TrainerCallback):
         checkpoint = resumed_checkpoint(self.resume_from, args, state)
         folder = saved_state(checkpoint, state.global_step)
         if folder is not None:
-            content = load_state(folder, self.strategies)
+            content = load_state(folder, self.strategies, SavedRun, by="a Trainer with ASWACallback")
             if content["metric_description"] != self.score.description:
                 raise ValueError(
                     f"{checkpoint} was decided by {content['metric_description']!r}, this run by "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,15 @@ from aswa_hf.run_folder import (
 )
 
 LOCK = "_aswa.lock"  # the underscore keeps it out of a push
+
+
+@dataclass
+class SavedRun:
+    """The schema of what `ASWACallback` saves beside its strategies."""
+
+    metric_description: Any
+    epoch_steps: int
+    metrics: dict[str, dict[str, Any]]
 
 
 def pending_folder(output_dir: str | Path, step: int) -> Path:

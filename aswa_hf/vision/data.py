@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from datasets import Array2D, ClassLabel, Dataset, DatasetDict, Features, Image
 
-from aswa_hf._utils.files import refuse_mistyped
+from aswa_hf._utils.files import nearest_path, refuse_mistyped
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.vision.images import ImageTensors, as_it_is
 
@@ -114,7 +114,6 @@ def _read(name_or_path: str | os.PathLike[str], revision: str | None, cache_dir:
     """The unchanged source, with a train and a test split."""
     name, path = os.fspath(name_or_path), Path(name_or_path).expanduser()
     on_disk = path.is_dir() and bool(name)
-    refuse_mistyped(path)
     if name != "digits" and difflib.get_close_matches(name.lower(), ["digits"], cutoff=0.8) and not on_disk:
         # The Hub would be asked many times.
         raise ValueError(f"There is no dataset {name!r}. Did you mean 'digits'?")
@@ -122,8 +121,9 @@ def _read(name_or_path: str | os.PathLike[str], revision: str | None, cache_dir:
         # The Hub would be asked for what cannot be there.
         raise ValueError(
             f"Found no folder {name!r}. Expected one with train.parquet and test.parquet, or with train/<class>/ and "
-            "test/<class>/ full of images; or a dataset on the Hub like uoft-cs/cifar10."
+            f"test/<class>/ full of images; or a dataset on the Hub like uoft-cs/cifar10.{nearest_path(path)}"
         )
+    refuse_mistyped(path)
     try:
         if on_disk:
             _check_parquet(path)

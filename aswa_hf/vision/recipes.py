@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from aswa_hf._utils.checks import check_whole_number
+from aswa_hf._utils.names import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,8 @@ def find_recipe(name: str | None, model: str, num_classes: int) -> tuple[str, Re
         candidates = [architecture + "_cifar100"] if num_classes == 100 else []
         name = next((key for key in (*candidates, architecture) if key in RECIPES), DEFAULT_RECIPE)
     if name not in RECIPES:
-        raise ValueError(f"Unknown recipe {name!r}. Expected one of {', '.join(RECIPES)}.")
+        hint = did_you_mean(name, RECIPES)
+        raise ValueError(f"There is no recipe {name!r}. {hint}Expected one of {', '.join(RECIPES)}.")
     return name, RECIPES[name]
 
 

@@ -196,7 +196,7 @@ def test_a_function_of_ones_own_judges_any_model(run_here, tmp_path):
         (["{run}", "-o", "out", "--evaluate", "no_such:f"], "aswa-hf: --evaluate: no_such cannot be imported (Module"),
         (["{run}", "-o", "out", "--evaluate", "json:f"], "aswa-hf: --evaluate: the module json has no function 'f'"),
         (["{run}", "-o", "out", "--evaluate", "json:dumps"], "aswa-hf: evaluate failed on checkpoint-1: TypeError: "),
-        (["{run}", "-o", "out", "--strategy", "mean"], "aswa-hf: strategy must be one of"),
+        (["{run}", "-o", "out", "--strategy", "mean"], "aswa-hf: --strategy must be one of"),
         (["{run}", "-o", "out", "--strategy", "swa", "--start", "x"], "aswa-hf: --start takes a number"),
         (["{run}", "-o", ".", "--strategy", "last"], "aswa-hf: . already exists"),
         (["{run}", "-o", "out", "--dataset", "countries-s9"], "aswa-hf: The graph of the run could not be loaded"),

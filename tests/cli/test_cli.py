@@ -10,7 +10,7 @@ import pytest
 import timm
 import torch
 import warm
-from commands import outcome
+from commands import call, outcome
 from places import HELPERS, PACKAGE
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
@@ -183,6 +183,18 @@ def test_the_table_marks_what_is_saved_and_what_is_best_and_a_sentence_says_who_
     assert "→ saved   * best test value" in printed
     assert verdict(results, "mrr", "MRR", "aswa") == "On the test split aswa did not win: swa did better in MRR."
     assert verdict(results, "mrr", "MRR", "swa").startswith("On the test split no strategy did better in MRR than swa")
+    results["aswa"]["test"]["mrr"] = float("nan")
+    assert verdict(results, "mrr", "MRR", "aswa") == "On the test split aswa did not win: swa did better in MRR."
+
+
+@pytest.mark.parametrize("apply", ["last", "auto"])
+def test_the_table_of_a_run_marks_the_strategy_that_was_applied(tmp_path, capsys, apply):
+    command = "train", "kge", "--dataset", "countries", "--dim", 4, "--epochs", 2, "--strategies", "best,last"
+    assert call(*command, "--apply", apply, "--output-dir", tmp_path / "run") == 0
+    applied = strict((tmp_path / "run" / "results.json").read_text())["applied"]
+    printed = capsys.readouterr().out
+    assert [line.split()[1] for line in printed.splitlines() if "→ " in line and "│" in line] == [applied]
+    assert f"MRR than {applied}" in printed or f"On the test split {applied} did not win" in printed
 
 
 LINKS = "kge --dataset countries --dim 8 --epochs 20 --batch-size 130"

@@ -93,7 +93,13 @@ def test_mistyped_folders_are_not_taken_for_repositories(tmp_path, monkeypatch):
         ("train image --dataset digit", "There is no dataset 'digit'. Did you mean 'digits'?"),
         ("reproduce link-predictions", "There is no table 'link-predictions'. Did you mean 'link-prediction'?"),
         ("reproduce nell --models complx", "--models: there is no 'complx'. Did you mean 'complex'?"),
-        ("average nowhere --strategy unifrm", "strategy must be one of"),
+        ("average nowhere --strategy unifrm", "--strategy must be one of"),
+        ("average nowhere --strategy uniform --decay 2", "--decay must be in"),
+        ("train image --dataset digits --recipe vgg61", "There is no recipe 'vgg61'. Did you mean 'vgg16'?"),
+        ("train kge --dataset countries --recipe codex-s/complx", "There is no recipe 'codex-s/complx'. Did you mean"),
+        ("train kge --dataset countries --recipe my.yaml/best", "There is no file of recipes my.yaml."),
+        ("train kge --dataset countries --dim 7", "--dim must be a multiple of 2 for complex, got 7."),
+        ("train kge --dataset countries --model distmult --p 2", "--p is only for model keci, and model is distmult."),
     ],
 )
 def test_near_misses_are_found_before_anything_is_loaded(command, message, tmp_path, monkeypatch):
@@ -192,3 +198,35 @@ def test_an_output_folder_that_cannot_be_made_is_one_line(place, tmp_path, monke
     assert refused("train", "image", "--dataset", "digits", "--output-dir", place) == message
     assert refused("demo", "--output-dir", place) == message
     assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_folders_that_do_not_exist_are_told_with_the_nearest_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "umls-run").mkdir()
+    for command in (
+        "predict umls-rum --head a --relation b",
+        f"predict {tmp_path}/umls-rum --head a --relation b",
+        "query umls-rum 2p:a,b,c",
+        "evaluate umls-rum",
+        "average umls-rum --output-dir new",
+        "push umls-rum me/model --dry-run new",
+        "report umls-rum",
+        "train image --dataset umls-rum --output-dir new",
+        "train kge --dataset umls-rum --output-dir new",
+    ):
+        line = refused(*command.split())
+        assert line.startswith("aswa-hf: There is no ") or "does not exist" in line or "cannot be" in line, command
+        assert line.endswith("umls-run?"), command
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_run_of_the_other_kind_is_not_resumed(tmp_path):
+    (tmp_path / "settings.json").write_text('{"dataset": {"name": "digits"}, "recipe": "vgg16"}')
+    said = refused("train", "kge", "--dataset", "countries", "--resume", "--output-dir", tmp_path)
+    assert f"{tmp_path} holds a run of `aswa-hf train image`, not of `aswa-hf train kge`" in said
+
+
+def test_an_image_classifier_without_a_model_type_is_no_link_predictor(tmp_path):
+    (tmp_path / "config.json").write_text('{"architecture": "test_resnet", "num_classes": 10}')
+    said = refused("predict", tmp_path, "--head", "a", "--relation", "b")
+    assert "contains a model of type 'test_resnet', not a link predictor" in said

@@ -332,3 +332,20 @@ def test_the_names_are_those_of_the_models_schemes_strategies_and_precisions():
         (choices,) = [one.choices for one in kind.settings() if one.name == "strategies"]
         assert choices == tuple(NAMED)
     assert {chosen_precision(name) for name in PRECISIONS} == set(PRECISIONS) - {"auto"}
+
+
+@pytest.mark.parametrize("scorer", SCORERS)
+def test_a_dimension_that_a_scorer_refuses_is_refused_before(scorer):
+    from aswa_hf.kge import KGEConfig, KGEModel
+
+    for dim in range(1, 10):
+        refusals = []
+        for build in (
+            lambda dim=dim: KGERun(dataset="countries", model=scorer, dim=dim),
+            lambda dim=dim: KGEModel(KGEConfig(num_entities=2, num_relations=1, dim=dim, scorer=scorer)),
+        ):
+            try:
+                build()
+            except ValueError:
+                refusals.append(build)
+        assert len(refusals) in (0, 2)

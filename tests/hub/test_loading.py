@@ -8,6 +8,7 @@ import timm
 import torch
 from hub_client import TOKEN, image_run, kge_run
 from hub_server import HubServer
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageClassification
 from without_package import WITHOUT_THE_PACKAGE
 
@@ -141,3 +142,33 @@ print(json.dumps({name: [error(call, f"user/{name}") for call in (LinkPredictor.
     assert "there is no config.json in it" in loaded["no-2"]
     # They do not concern one another.
     assert (loaded["foreign"], loaded["no-3"], histories["unfit"]) == ("", "", "")
+
+
+def changed(change, folder, repository):
+    """A folder with the files of a repository, whose weights are changed."""
+    folder.mkdir(parents=True)
+    for name, content in repository.items():
+        (folder / name).write_bytes(content)
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+DAMAGES = {
+    "missing": (lambda tensors: tensors.pop("head.fc.weight"), "'timm_model.head.fc.weight' is missing"),
+    "unexpected": (lambda tensors: tensors.update(extra=torch.zeros(1)), "'extra' is unexpected"),
+    "not finite": (
+        lambda tensors: tensors["head.fc.weight"].fill_(float("nan")),
+        "'timm_model.head.fc.weight' has NaN or infinity",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Overwriting")
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_the_code_in_a_repository_of_images_loads_strictly(repositories, tmp_path, damage):
+    change, told = DAMAGES[damage]
+    folder = changed(change, tmp_path / damage.replace(" ", "_"), repositories["cifar"])
+    with pytest.raises(ValueError, match=re.escape(told)):
+        AutoModelForImageClassification.from_pretrained(folder, trust_remote_code=True)

@@ -23,9 +23,10 @@ from hub_client import (
 from huggingface_hub import HfApi
 from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers import BertConfig, BertForSequenceClassification
 
 from aswa_hf import ASWA
-from aswa_hf.hub import HubError, push_to_hub, read_history, write_repository
+from aswa_hf.hub import HubError, push_to_hub, read_history, save_run, write_repository
 from aswa_hf.hub.card import read_card_data, render
 
 
@@ -331,7 +332,7 @@ def test_what_is_not_a_run_is_refused(kge_run, tmp_path):
     lost.mkdir()
     shutil.copyfile(kge_run / "aswa_trajectory.json", lost / "aswa_trajectory.json")
     (lost / "model.safetensors").write_bytes(b"12345678")
-    with pytest.raises(ValueError, match=r"The weights in .* are damaged"):
+    with pytest.raises(ValueError, match=r"model.safetensors is not a safetensors file"):
         write_repository(lost, tmp_path / "out", "user/model")
     (lost / "model.safetensors").unlink()
     (lost / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1.safetensors"}}')
@@ -414,3 +415,27 @@ def test_a_dry_run_writes_the_exact_files_and_sends_nothing(hub, kge_run, tmp_pa
     for path in (tmp_path / "repository").iterdir():
         assert pushed[path.name] == path.read_bytes()
     assert set(pushed) - {".gitattributes"} == {path.name for path in (tmp_path / "repository").iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda tensors: tensors.pop("classifier.weight"), "'classifier.weight' is missing"),
+        (lambda tensors: tensors.update(extra=torch.zeros(1)), "'extra' is unexpected"),
+        (lambda tensors: tensors.update({"classifier.bias": torch.zeros(7)}), "classifier.bias"),
+    ],
+    ids=["missing", "unexpected", "shape"],
+)
+def test_a_model_of_transformers_is_only_shipped_with_all_its_weights(tmp_path, change, told):
+    config = BertConfig(vocab_size=8, hidden_size=4, num_hidden_layers=1, num_attention_heads=1, intermediate_size=4)
+    model = BertForSequenceClassification(config)
+    aswa = ASWA(model)
+    aswa.update(lambda: 0.5)
+    aswa.apply()
+    run = save_run(model, tmp_path / "run", aswa, metric="accuracy")
+    tensors = load_file(run / "model.safetensors")
+    change(tensors)
+    save_file(tensors, run / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=re.escape(told)):
+        write_repository(run, tmp_path / "repository", "user/model")
+    assert not (tmp_path / "repository").exists()
