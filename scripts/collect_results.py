@@ -108,7 +108,7 @@ def write_reached() -> None:
                 for name in runs[0]["strategies"]
             },
             "seconds": round(fmean(run["seconds"]["train"] + run["seconds"]["evaluate"] for run in runs)),
-            "cpu_seconds": round(fmean(run["seconds"]["cpu"] for run in runs)),
+            "cpu_seconds": round(fmean(run["cpu_seconds"] for run in runs)),
         }
         for recipe, runs in runs_of_recipes(RESULTS / "tuned")
     }

@@ -94,7 +94,7 @@ def mean_costs(some: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
 
     return {
         "train": mean([content["seconds"].get("train") for content in some], 60),
-        "cpu": mean([content["seconds"].get("cpu") for content in some], 60),
+        "cpu": mean([content.get("cpu_seconds") for content in some], 60),
         "peak": mean([content.get("peak_memory") for content in some], 1e9),
         "averages": mean([sum(content.get("memory", {}).values()) for content in some], 1e9),
     }

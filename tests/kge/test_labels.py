@@ -42,7 +42,9 @@ def test_predictions_show_labels_and_the_vocabulary_is_saved_with_both(kg, folde
     predictor = LinkPredictor(model, kg.vocab, kg)
     by_key, by_label = predictor.predict("Q1", "P1", k=4), predictor.predict("Bach (Q1)", "occupation", k=4)
     assert set(by_key["tail"]) == set(kg.vocab.entities)
-    assert by_key["tail"].tolist() == by_label["tail"].tolist()
+    assert by_key.equals(by_label)
+    assert set(by_key["head"]) == {"Bach (Q1)"}
+    assert set(by_key["relation"]) == {"occupation"}
     model.save_pretrained(tmp_path / "run")
     kg.vocab.save_pretrained(tmp_path / "run")
     loaded = LinkPredictor.from_pretrained(tmp_path / "run", kg=kg)
