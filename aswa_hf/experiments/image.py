@@ -120,8 +120,9 @@ def _train(run: ImageRun, folder: Path, resume: bool, callbacks: Sequence[Traine
         results["fge"] = _fge(model, fge_args, recipe, images, console)
         seconds["fge"] = time.perf_counter() - start
         callback.strategies[str(callback.applied)].apply()
-    about = {"recipe": run.recipe, "images": sizes, "bn_batches": run.bn_batches, "example": example}
-    about["cpu_seconds"] = seconds.pop("cpu")  # beside the others, whose sum is the duration of the run
+    about: dict[str, Any] = {"recipe": run.recipe, "images": sizes, "bn_batches": run.bn_batches, "example": example}
+    # Beside the others, whose sum is the duration of the run.
+    about |= {"cpu_seconds": seconds.pop("cpu")}
     content = write_results(folder, callback, results, seconds, **run.describe(folder), **about)
     saved = str(callback.applied)
     console.print(results_table(results, {run.metric: ""}, "Accuracy (%)", saved))

@@ -100,7 +100,8 @@ def _train(run: KGERun, folder: Path, resume: bool, callbacks: Sequence[TrainerC
         # Checkpoints may be deleted; `evaluate` reads the strategies from here.
         save_state(folder / STATE_FOLDER, callback.strategies)
     about = {"dim": run.dim, "triples": sizes, "example": link_example(model, kg)}
-    about["cpu_seconds"] = seconds.pop("cpu")  # beside the others, whose sum is the duration of the run
+    # Beside the others, whose sum is the duration of the run.
+    about |= {"cpu_seconds": seconds.pop("cpu")}
     content = write_results(folder, callback, results, seconds, **run.describe(folder), **about)
     saved = str(callback.applied)
     console.print(results_table(results, METRICS, "Filtered ranking over heads and tails (%)", saved))
