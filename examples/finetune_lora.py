@@ -174,6 +174,7 @@ def finetune(
     base_epochs: int = 40,
     epochs: int = 12,
     every: str = "20 steps",
+    schedule: str = "linear",
     most: int | None = None,
 ) -> dict[str, Any]:
     """One run; returns the losses of each strategy's weights on the questions for validation and for test."""
@@ -187,7 +188,7 @@ def finetune(
     set_seed(seed)
     args = SFTConfig(
         str(folder), num_train_epochs=epochs, per_device_train_batch_size=8, per_device_eval_batch_size=64,
-        learning_rate=1e-2, lr_scheduler_type="linear", max_length=64, gradient_checkpointing=False, seed=seed,
+        learning_rate=1e-2, lr_scheduler_type=schedule, max_length=64, gradient_checkpointing=False, seed=seed,
         eval_strategy="steps", eval_steps=int(every.split()[0]), completion_only_loss=True,
         **QUIET,
     )  # fmt: skip
@@ -217,12 +218,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", choices=TASKS, default="countries")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--schedule", choices=["linear", "constant"], default="linear", help="of the learning rate")
     parser.add_argument("--output_dir", default="runs/finetune_lora")
     parser.add_argument("--push", metavar="REPO", help="push the adapter with its card to this repository")
     parser.add_argument("--fast", action="store_true", help="a few steps on little data")
     given = parser.parse_args()
     fast = {"base_epochs": 1, "epochs": 2, "every": "2 steps", "most": 64} if given.fast else {}
-    run = finetune(given.task, seed=given.seed, folder=given.output_dir, **fast)
+    run = finetune(given.task, seed=given.seed, folder=given.output_dir, schedule=given.schedule, **fast)
     for name, found in run["results"].items():
         validation, test = found["validation"]["loss"], found["test"]["loss"]
         print(f"{name:10} validation loss {validation:.4f}, held-out loss {test:.4f}, perplexity {math.exp(test):.3f}")

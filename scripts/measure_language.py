@@ -1,14 +1,15 @@
 """Measures the table of docs/language-models.md: every task and seed of `examples/finetune_lora.py`.
 
-    python scripts/measure_language.py [--runs FOLDER] [--tasks countries sums] [--seeds 0 1 2]
+    python scripts/measure_language.py [--tasks countries sums] [--schedules linear constant] [--seeds 0 1 2]
 
-Writes `results/language/<task>-<seed>.json`; a result that is there already is not measured again. `make tables` then
+Writes `results/language/<task>-<schedule>-<seed>.json`; a result that is there already is not measured again. `make tables` then
 fills the page.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import runpy
 import time
@@ -25,31 +26,31 @@ def main() -> None:
     parser.add_argument("--runs", default="runs/language", help="where the runs are kept")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--tasks", nargs="+", default=["countries", "sums"])
+    parser.add_argument("--schedules", nargs="+", default=["linear", "constant"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     given = parser.parse_args()
     finetune = runpy.run_path(str(ROOT / "examples" / "finetune_lora.py"))["finetune"]
     given.results.mkdir(parents=True, exist_ok=True)
-    for task in given.tasks:
-        for seed in given.seeds:
-            path = given.results / f"{task}-{seed}.json"
-            if path.exists():
-                continue
-            began = time.perf_counter()
-            run = finetune(task, seed=seed, folder=Path(given.runs) / f"{task}-{seed}")
-            records = run["callback"].strategies["aswa"].trajectory
-            decisions = [record.decision.value for record in records]
-            result = {
-                "task": task,
-                "model": type(run["trainer"].model.get_base_model()).__name__,
-                "seed": seed,
-                "steps": run["trainer"].state.global_step,
-                "strategies": run["results"],
-                "decisions": {kind: decisions.count(kind) for kind in ("init", "soft", "hard", "reject")},
-                "seconds": round(time.perf_counter() - began, 1),
-                "versions": library_versions(),
-                "command": f"python scripts/measure_language.py --tasks {task} --seeds {seed}",
-            }
-            path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    for task, schedule, seed in itertools.product(given.tasks, given.schedules, given.seeds):
+        path = given.results / f"{task}-{schedule}-{seed}.json"
+        if path.exists():
+            continue
+        began = time.perf_counter()
+        run = finetune(task, seed=seed, folder=Path(given.runs) / path.stem, schedule=schedule)
+        decisions = [record.decision.value for record in run["callback"].strategies["aswa"].trajectory]
+        result = {
+            "task": task,
+            "schedule": schedule,
+            "model": type(run["trainer"].model.get_base_model()).__name__,
+            "seed": seed,
+            "steps": run["trainer"].state.global_step,
+            "strategies": run["results"],
+            "decisions": {kind: decisions.count(kind) for kind in ("init", "soft", "hard", "reject")},
+            "seconds": round(time.perf_counter() - began, 1),
+            "versions": library_versions(),
+            "command": f"python scripts/measure_language.py --tasks {task} --schedules {schedule} --seeds {seed}",
+        }
+        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

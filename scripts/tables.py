@@ -385,9 +385,9 @@ def language_table() -> str:
     groups: dict[str, list[Result]] = defaultdict(list)
     for path in sorted((RESULTS / "language").glob("*.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
-        groups[result["task"]].append(result)
+        groups[f"{result['task']} | {result['schedule']}"].append(result)
     names = ["last", "best", "ema", "bema", "swa", "aswa", "dense-aswa"]
-    lines = [f"| task | data | {' | '.join(names)} |", "| --- | --- |" + " --- |" * len(names)]
+    lines = [f"| task | learning rate | data | {' | '.join(names)} |", "| --- | --- | --- |" + " --- |" * len(names)]
     for task, results in groups.items():
         for split, label in (("validation", "validation"), ("test", "held out")):
             losses = [[result["strategies"][name][split]["loss"] for result in results] for name in names]
