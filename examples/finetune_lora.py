@@ -176,13 +176,18 @@ def finetune(
     every: str = "20 steps",
     schedule: str = "linear",
     most: int | None = None,
+    base: Path | None = None,
 ) -> dict[str, Any]:
-    """One run; returns the losses of each strategy's weights on the questions for validation and for test."""
+    """One run; returns the losses of each strategy's weights on the questions for validation and for test.
+
+    A `base` model of an earlier run of the same task and seed need not be trained again.
+    """
     folder = Path(folder)
     statements, questions = TASKS[task]()
     statements, questions = statements[:most], questions[:most]
     tokenizer = make_tokenizer([*statements, *(text for pair in questions for text in pair)])
-    base = train_base(statements, tokenizer, folder, epochs=base_epochs, seed=seed)
+    if base is None:
+        base = train_base(statements, tokenizer, folder, epochs=base_epochs, seed=seed)
     data = split_questions(questions, seed)
 
     set_seed(seed)

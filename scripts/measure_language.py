@@ -2,8 +2,8 @@
 
     python scripts/measure_language.py [--tasks countries sums] [--schedules linear constant] [--seeds 0 1 2]
 
-Writes `results/language/<task>-<schedule>-<seed>.json`; a result that is there already is not measured again. `make tables` then
-fills the page.
+Writes `results/language/<task>-<schedule>-<seed>.json`; a result that is there already is not measured
+again. `make tables` then fills the page.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ def main() -> None:
         if path.exists():
             continue
         began = time.perf_counter()
-        run = finetune(task, seed=seed, folder=Path(given.runs) / path.stem, schedule=schedule)
+        folder = Path(given.runs) / path.stem
+        # The base model has nothing to do with the schedule of its fine-tuning.
+        bases = sorted(Path(given.runs).glob(f"{task}-*-{seed}/base/model.safetensors"))
+        run = finetune(task, seed=seed, folder=folder, schedule=schedule, base=bases[0].parent if bases else None)
         decisions = [record.decision.value for record in run["callback"].strategies["aswa"].trajectory]
         result = {
             "task": task,

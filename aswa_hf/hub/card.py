@@ -42,6 +42,14 @@ SHOWN = {"link-prediction": ("mrr", "hits@1", "hits@3", "hits@10"), "image-class
 LIBRARIES = {"kge": "transformers", "timm": "timm", "peft": "peft", "transformers": "transformers", "torch": None}
 OWN_ARCHITECTURES = "_cifar"  # the end of their names
 PIPELINES = {"link-prediction": "graph-ml"}
+# By PEFT's names of tasks.
+AUTO_CLASSES = {
+    "CAUSAL_LM": "AutoModelForCausalLM",
+    "SEQ_2_SEQ_LM": "AutoModelForSeq2SeqLM",
+    "SEQ_CLS": "AutoModelForSequenceClassification",
+    "TOKEN_CLS": "AutoModelForTokenClassification",
+    "QUESTION_ANS": "AutoModelForQuestionAnswering",
+}
 
 
 @dataclass
@@ -86,6 +94,21 @@ class CardData:
         if "peft_type" in self.config:
             return "peft"
         return "transformers" if "model_type" in self.config else "torch"
+
+    @property
+    def base(self) -> str | None:
+        """The model that was fine-tuned: given, or on the Hub according to the adapter's config."""
+        named = self.config.get("base_model_name_or_path") if self.kind == "peft" else None
+        # A folder of this machine means nothing to others.
+        on_hub = (
+            isinstance(named, str) and re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", named) and not Path(named).exists()
+        )
+        return self.base_model or (named if on_hub else None)
+
+    @property
+    def auto_class(self) -> str:
+        """The class of transformers that loads the base model of an adapter."""
+        return AUTO_CLASSES.get(str(self.config.get("task_type")), "AutoModel")
 
     @property
     def rule(self) -> str:
@@ -234,7 +257,7 @@ def render(data: CardData) -> ModelCard:
         library_name=LIBRARIES[data.kind],
         license=data.license,
         language=data.language,
-        base_model=data.base_model,
+        base_model=data.base,
         pipeline_tag=pipeline,
         tags=[*data.tags, *([data.task] if data.task in PIPELINES else []), *data.more_tags],
         datasets=list(dict.fromkeys(datasets)) or None,

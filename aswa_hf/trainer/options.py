@@ -27,10 +27,10 @@ def check_trainer_supported(trainer: Trainer, every: Every, strategies: Iterable
             "ASWACallback does not support FSDP1, which flattens the weights, nor FSDP on XLA. Use FSDP2 "
             "(fsdp_config={'version': 2}) or DDP."
         )
-    own_evaluation = (
-        type(trainer).evaluate is not Trainer.evaluate
-        or type(trainer).get_eval_dataloader is not Trainer.get_eval_dataloader
-    )
+    # TRL's trainers have methods of their own too, but they need the dataset.
+    methods = (type(trainer).evaluate, type(trainer).get_eval_dataloader)
+    base = (Trainer.evaluate, Trainer.get_eval_dataloader)
+    own_evaluation = any(m not in base and not m.__module__.startswith("trl.") for m in methods)
     if trainer.eval_dataset is None and not own_evaluation:
         raise ValueError("ASWA decides by validation: pass an eval_dataset to the Trainer.")
     args = trainer.args

@@ -1,6 +1,7 @@
 """Adapters: averages hold them alone, and what a run writes is an ordinary adapter."""
 
 import gc
+import json
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, EarlyStoppingCallback, LlamaForCausalLM, TrainerCallback
 
 from aswa_hf import ASWACallback
+from aswa_hf.hub.card import read_card_data, render
 
 peft = pytest.importorskip("peft")
 pytest.importorskip("trl")
@@ -55,6 +57,29 @@ def test_the_ensemble_of_an_adapter_loads_with_peft_and_merges(kind, tmp_path):
     torch.testing.assert_close(logits(loaded), logits(trainer.model))
     torch.testing.assert_close(logits(loaded.merge_and_unload()), logits(trainer.model), atol=1e-5, rtol=1e-4)
     assert AutoTokenizer.from_pretrained(tmp_path / "run").chat_template == tokenizer().chat_template
+
+
+def test_the_card_of_an_adapter_names_its_base_model_and_loads_with_peft(tmp_path):
+    trainer = make_trl("SFT", tmp_path, num_train_epochs=1, trainer={"peft_config": KINDS["lora"]()})
+    followed(trainer)
+    trainer.save_model()
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "me/base"}))
+    card = render(read_card_data(tmp_path, "me/adapter"))
+    assert card.data.base_model == "me/base"
+    assert card.data.library_name == "peft"
+    lines = [
+        "from peft import PeftModel",
+        "from transformers import AutoModelForCausalLM",
+        "",
+        'base_model = AutoModelForCausalLM.from_pretrained("me/base")',
+        "",
+        'model = PeftModel.from_pretrained(base_model, "me/adapter")',
+    ]
+    assert "\n".join(lines) in card.text
+    # A folder of this machine is not a name on the Hub.
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": str(tmp_path)}))
+    assert render(read_card_data(tmp_path, "me/adapter")).data.base_model is None
 
 
 def storage_bytes():
