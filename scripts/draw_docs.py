@@ -8,6 +8,7 @@ decides for four made-up sequences of scores.
 
 from __future__ import annotations
 
+import re
 from html import escape
 from pathlib import Path
 
@@ -107,8 +108,37 @@ def moving_svg() -> str:
     return f"{head}><style>{look}</style>{rest}"
 
 
+def badge(name: str, value: str) -> str:
+    """Returns a badge: a name and what it is, as in pyproject.toml, so that it is true without a server."""
+    left, right = 7 * len(name) + 14, 7 * len(value) + 14
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="20" role="img" '
+        f'aria-label="{escape(name)}: {escape(value)}"><title>{escape(name)}: {escape(value)}</title>'
+        f'<clipPath id="r"><rect width="{left + right}" height="20" rx="3"/></clipPath><g clip-path="url(#r)">'
+        f'<rect width="{left}" height="20" fill="#444b54"/>'
+        f'<rect x="{left}" width="{right}" height="20" fill="{style.LIGHT["ours"]}"/></g>'
+        '<g fill="#fff" text-anchor="middle" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11">'
+        f'<text x="{left / 2:g}" y="14">{escape(name)}</text>'
+        f'<text x="{left + right / 2:g}" y="14">{escape(value)}</text></g></svg>'
+    )
+
+
+def badges() -> dict[str, str]:
+    """Returns the badges of the README by file."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    licence = re.search(r'^license = "(\S+)', text, flags=re.MULTILINE)
+    versions = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', text)
+    assert licence is not None
+    return {
+        "badge-licence.svg": badge("licence", licence[1]),
+        "badge-python.svg": badge("python", " | ".join(versions)),
+    }
+
+
 def main() -> None:
     ASSETS.mkdir(exist_ok=True)
+    for name, svg in badges().items():
+        (ASSETS / name).write_text(svg + "\n", encoding="utf-8")
     (ASSETS / "trajectory.svg").write_text(moving_svg() + "\n", encoding="utf-8")
     (ASSETS / "identities.svg").write_text(identities_svg() + "\n", encoding="utf-8")
 

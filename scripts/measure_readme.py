@@ -1,4 +1,4 @@
-"""Measures what the README shows and writes it there: `make readme`.
+"""Measures what the README and docs/comparison.md show and writes it there: `make readme`.
 
 Runs `aswa-hf demo` with seeds 0 to 4 and `benchmarks/averaging.py`, keeps the picture of seed 0, and fills the places
 marked `<!-- demo -->` and `<!-- benchmark -->`; `python scripts/measure_readme.py demo` only the first.
@@ -15,8 +15,7 @@ from pathlib import Path
 from statistics import mean, median, stdev
 
 ROOT = Path(__file__).resolve().parent.parent
-README = ROOT / "README.md"
-PICTURE = "https://raw.githubusercontent.com/aswa-hf/aswa-hf/main/docs/trajectory.png"  # a package index shows it too
+PAGES = (ROOT / "README.md", ROOT / "docs" / "comparison.md")
 SEEDS = range(5)
 STRATEGIES = {
     "last": "the last epoch",
@@ -51,9 +50,7 @@ def measure_demo(folder: Path) -> str:
     members = runs[0]["strategies"]["aswa"]["records"][-1]["members"]
     return "\n".join(
         [
-            f"![Validation accuracy of the running model and of the ensemble]({PICTURE})",
-            "",
-            "`aswa-hf demo`: a small timm model overfits 200 handwritten digits. In this run ASWA took "
+            "The picture is `aswa-hf demo`: a small timm model overfits 200 handwritten digits. In this run ASWA took "
             f"{decisions.count('soft')} averages, started over {decisions.count('hard')} times and rejected "
             f"{decisions.count('reject')} of {len(decisions)} epochs; {members} snapshots are in the final weights.",
             "",
@@ -80,15 +77,15 @@ def measure_benchmark(folder: Path) -> str:
     }
     tables = [table for table in content["tables"] if table["title"].startswith("float32")]
     header = " | ".join(f"{table['parameters'] / 1e6:.0f} M" for table in tables)
-    lines = [f"  | times one `lerp_` over as many flat numbers | {header} |", "  | --- |" + " --- |" * len(tables)]
+    lines = [f"| times one `lerp_` over as many flat numbers | {header} |", "| --- |" + " --- |" * len(tables)]
     for name, label in shown.items():
         ratios = []
         for table in tables:
             seconds = {row["name"]: median(row["seconds"]) for row in table["rows"]}
             ratios.append(f"{seconds[name] / seconds['lerp_']:.2f}")
-        lines.append(f"  | {label} | {' | '.join(ratios)} |")
+        lines.append(f"| {label} | {' | '.join(ratios)} |")
     about = content["header"]
-    return "\n".join([*lines, "", f"  (`make bench`: torch {about['torch']}, {about['threads']} threads, float32)"])
+    return "\n".join([*lines, "", f"(`make bench`: torch {about['torch']}, {about['threads']} threads, float32)"])
 
 
 def _spread(values: list[float]) -> str:
@@ -96,10 +93,12 @@ def _spread(values: list[float]) -> str:
 
 
 def fill(mark: str, text: str) -> None:
-    readme = README.read_text(encoding="utf-8")
+    """Replaces what a page has between a mark and its end."""
     pattern = re.compile(rf"(<!-- {mark} -->\n).*?(<!-- /{mark} -->)", flags=re.DOTALL)
-    assert pattern.search(readme), f"README.md has no place marked {mark}"
-    README.write_text(pattern.sub(lambda m: f"{m[1]}\n{text}\n\n{m[2]}", readme), encoding="utf-8")
+    found = [page for page in PAGES if pattern.search(page.read_text(encoding="utf-8"))]
+    assert len(found) == 1, f"one page must have a place marked {mark}, found {found}"
+    content = found[0].read_text(encoding="utf-8")
+    found[0].write_text(pattern.sub(lambda m: f"{m[1]}\n{text}\n\n{m[2]}", content), encoding="utf-8")
 
 
 def main() -> None:

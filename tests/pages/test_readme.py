@@ -13,6 +13,13 @@ README = ROOT / "README.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
 
 
+def test_the_readme_is_short_and_its_first_screen_has_picture_and_code():
+    lines = README.read_text(encoding="utf-8").splitlines()
+    assert len(lines) < 150
+    first = "\n".join(lines[:32])
+    assert all(part in first for part in ("docs/trajectory.png", "trainer.add_callback", "make demo", "make test"))
+
+
 def block(mark: str) -> str:
     """The one block of code that contains `mark`."""
     (found,) = [code for code in BLOCKS if mark in code]
