@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Sections in order; a page of docs/ that none of them names is added to the end of the guides.
 ORDER: dict[str, list[str]] = {
-    "Start": ["index.md", "tutorial.md", "notebooks.md"],
+    "Start": ["index.md", "tutorial.md"],
     "Guides": [
         "choosing.md",
         "callback.md",
@@ -89,7 +89,7 @@ def defined_in(module: str, name: str, value: Any) -> str:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
     """Sets formulas as MathML, which browsers show by themselves, and points links out of docs/ at the repository."""
-    home = str(config.repo_url).rstrip("/")
+    home = str(config.extra["repository"])
 
     def link(match: re.Match[str]) -> str:
         target = match[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -35,6 +36,7 @@ def push(
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="Stop if the Hub does not answer a request for so long.")
     ] = 20.0,
+    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print machine-readable JSON.")] = False,
 ) -> None:
     """Push a trained model to the Hub in one commit, with a card that describes how its weights were chosen.
 
@@ -47,9 +49,10 @@ def push(
     if dry_run is not None:
         folder = write_repository(run_dir, dry_run, repo, license=license_, notes=notes)
         files = sorted(file.name for file in folder.iterdir())
-        typer.echo(f"Written to {folder}, nothing pushed: {', '.join(files)}")
+        found = json.dumps({"folder": str(folder), "files": files})
+        typer.echo(found if as_json else f"Written to {folder}, nothing pushed: {', '.join(files)}")
         return
     url = push_to_hub(
         run_dir, repo, private=private, tag=tag, running=running, timeout=timeout, license=license_, notes=notes
     )
-    typer.echo(f"Pushed to {url}")
+    typer.echo(json.dumps({"url": url}) if as_json else f"Pushed to {url}")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +19,25 @@ train = typer.Typer(
 )
 
 OutputDir = Annotated[Path, typer.Option(metavar="PATH", help="Folder for weights, checkpoints and results.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", metavar="", help="Print the results as JSON; all else goes to standard error.")
+]
 Resume = Annotated[bool, typer.Option("--resume", metavar="", help="Resume the run from its last checkpoint.")]
+
+
+def _run(work: Callable[[], Any], output_dir: Path, as_json: bool) -> None:
+    """Trains, and prints what results.json contains if a program asked for it."""
+    if not as_json:
+        work()
+        return
+    with redirect_stdout(sys.stderr):
+        work()
+    from aswa_hf._utils.files import read_object
+    from aswa_hf.experiments.running import is_main_process
+    from aswa_hf.run_folder import RESULTS
+
+    if is_main_process():
+        typer.echo(json.dumps(read_object(output_dir / RESULTS), allow_nan=False))
 
 
 @train.callback()
@@ -51,6 +73,7 @@ def kge(
     run: KGERun,
     output_dir: OutputDir,
     resume: Resume = False,
+    as_json: AsJson = False,
     recipes: ListRecipes = False,  # noqa: ARG001  its callback lists them
 ) -> None:
     """Train a link predictor on a knowledge graph and rank the test triples with each strategy's weights.
@@ -61,12 +84,12 @@ def kge(
     """
     from aswa_hf.experiments.kge import train_kge
 
-    train_kge(run, output_dir, resume=resume)
+    _run(lambda: train_kge(run, output_dir, resume=resume), output_dir, as_json)
 
 
 @train.command()
 @from_settings(ImageRun)
-def image(run: ImageRun, output_dir: OutputDir, resume: Resume = False) -> None:
+def image(run: ImageRun, output_dir: OutputDir, resume: Resume = False, as_json: AsJson = False) -> None:
     """Train a timm model on images and test it with each strategy's weights.
 
     Example:
@@ -75,4 +98,4 @@ def image(run: ImageRun, output_dir: OutputDir, resume: Resume = False) -> None:
     """
     from aswa_hf.experiments.image import train_image
 
-    train_image(run, output_dir, resume=resume)
+    _run(lambda: train_image(run, output_dir, resume=resume), output_dir, as_json)

@@ -38,8 +38,8 @@ class OnStep(TrainerCallback):
 
 
 @contextmanager
-def steps_shown(trainer: Trainer, console: Console, description: str = "steps") -> Iterator[None]:
-    """Shows a progress bar instead of the Trainer's own output."""
+def steps_shown(trainer: Trainer, console: Console, description: str = "steps") -> Iterator[Callable[[str], None]]:
+    """Shows a progress bar instead of the Trainer's own output; yields a function that adds words to its name."""
     progress = progress_bar(console)
     task = progress.add_task(description, total=None)
     bar = OnStep(lambda done, total: progress.update(task, completed=done, total=total))
@@ -47,7 +47,7 @@ def steps_shown(trainer: Trainer, console: Console, description: str = "steps") 
     trainer.add_callback(bar)
     try:
         with progress:
-            yield
+            yield lambda words: progress.update(task, description=f"{description}{words}")
     finally:
         trainer.remove_callback(bar)
 
@@ -60,10 +60,14 @@ def decisions_shown(
     width = len(str(int(trainer.args.num_train_epochs)))
 
     class Decisions(TrainerCallback):
+        say: Callable[[str], None] = staticmethod(str)  # until there is a bar
+
         def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             strategy = callback.strategies.get("aswa") or next(iter(callback.strategies.values()))
             record = strategy.trajectory[-1]
             decision = record.decision.value
+            if record.score is not None:  # ASWA's score never falls, so its last one is the best so far
+                self.say(f", {callback.score.label} {100 * record.score:.2f} %")
             if show == "none" or (show == "changes" and decision == "reject"):
                 return
             console.print(
@@ -75,7 +79,8 @@ def decisions_shown(
     decisions = Decisions()
     trainer.add_callback(decisions)
     try:
-        with steps_shown(trainer, console):
+        with steps_shown(trainer, console) as say:
+            decisions.say = say  # type: ignore[method-assign]
             yield
     finally:
         trainer.remove_callback(decisions)

@@ -45,7 +45,7 @@ def test_the_reference_has_every_public_name(hooks):
 def test_formulas_become_mathml_and_links_out_of_the_pages_become_links_to_the_repository(hooks):
     from types import SimpleNamespace
 
-    config = SimpleNamespace(repo_url="https://example.org/repo")
+    config = SimpleNamespace(extra={"repository": "https://example.org/repo"})
     page = "$\\alpha_i$ costs $5, see [a](../README.md), [b](../examples) and `$x$`\n\n$$\nx^2\n$$\n"
     found = hooks.on_page_markdown(page, None, config, None)
     assert '<math xmlns="http://www.w3.org/1998/Math/MathML" display="inline">' in found
@@ -54,6 +54,32 @@ def test_formulas_become_mathml_and_links_out_of_the_pages_become_links_to_the_r
     assert "`$x$`" in found
     assert "(https://example.org/repo/blob/main/README.md)" in found
     assert "(https://example.org/repo/tree/main/examples)" in found
+
+
+@pytest.fixture
+def notebooks():
+    pytest.importorskip("nbformat")
+    pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    return import_module("make_notebooks")
+
+
+def test_the_notebooks_are_those_of_their_script_and_hold_pictures(notebooks):
+    import nbformat
+
+    for name in notebooks.NOTEBOOKS:
+        saved = nbformat.read(notebooks.FOLDER / f"{name}.ipynb", as_version=4)
+        assert [cell.source for cell in saved.cells] == [cell.source for cell in notebooks.notebook(name).cells]
+        shown = [output for cell in saved.cells if cell.cell_type == "code" for output in cell.outputs]
+        assert any("image/png" in output.get("data", {}) for output in shown)
+        assert not any(output.output_type == "error" for output in shown)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["trainer", "link_prediction", "existing_checkpoints"])
+def test_a_notebook_runs_from_top_to_bottom(notebooks, name):
+    found = notebooks.run(notebooks.notebook(name))
+    assert all(cell.execution_count for cell in found.cells if cell.cell_type == "code")
 
 
 @pytest.mark.slow
