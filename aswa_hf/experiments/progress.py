@@ -60,7 +60,7 @@ def decisions_shown(
     width = len(str(int(trainer.args.num_train_epochs)))
 
     class Decisions(TrainerCallback):
-        say: Callable[[str], None] = staticmethod(str)  # until there is a bar
+        say: Callable[[str], object] = staticmethod(str)  # until there is a bar
 
         def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             strategy = callback.strategies.get("aswa") or next(iter(callback.strategies.values()))
@@ -80,7 +80,7 @@ def decisions_shown(
     trainer.add_callback(decisions)
     try:
         with steps_shown(trainer, console) as say:
-            decisions.say = say  # type: ignore[method-assign]
+            decisions.say = say
             yield
     finally:
         trainer.remove_callback(decisions)

@@ -229,7 +229,7 @@ def _line(step: int, logs: Mapping[str, Any]) -> str:
 
 
 def train_to_the_end(
-    trainer: Trainer, checkpoint: Path | None, shown: AbstractContextManager[None], *, commits: bool = False
+    trainer: Trainer, checkpoint: Path | None, shown: AbstractContextManager[Any], *, commits: bool = False
 ) -> None:
     """Trains, logging to a file; SIGTERM and Ctrl-C end the run after a checkpoint."""
     folder = Path(trainer.args.output_dir)
