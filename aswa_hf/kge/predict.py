@@ -98,16 +98,22 @@ class LinkPredictor:
         given, relations = _broadcast(head if tail is None else tail, relation)  # type: ignore[arg-type]
         entity_ids, relation_ids = self.vocab.entity_ids(given), self.vocab.relation_ids(relations)
 
-        scores = _finite(self._scores(entity_ids, relation_ids, target)).clone()
-        if exclude_known:
-            self._mask_known(scores, entity_ids, relation_ids, target)
-        allowed = torch.arange(scores.shape[1])
-        if candidates is not None:
-            allowed = torch.from_numpy(np.unique(self.vocab.entity_ids(candidates)))
-            scores = scores[:, allowed]
-        best = scores.topk(min(k, scores.shape[1]), dim=1)
-        answers = allowed[best.indices.cpu()].numpy()
-        return self._table(entity_ids, relation_ids, target, answers, best.values.cpu().numpy())
+        known = self._known(entity_ids, relation_ids, target) if exclude_known else None
+        allowed = None if candidates is None else np.unique(self.vocab.entity_ids(candidates))
+        k = min(k, self.vocab.num_entities if allowed is None else len(allowed))
+        if hasattr(self.model, "best_tails"):  # of entities that are spread over processes
+            inverse = self.model.config.num_relations * (target == "head")
+            queries = self._tensors(entity_ids, relation_ids + inverse)
+            values, answers = self.model.best_tails(*queries, k, known, allowed)
+            _finite(values.masked_fill(values == -torch.inf, 0))
+        else:
+            scores = _finite(self._scores(entity_ids, relation_ids, target)).clone()
+            for row, answers in enumerate(known or ()):
+                scores[row, torch.from_numpy(answers).to(scores.device)] = -torch.inf
+            values, answers = (scores if allowed is None else scores[:, allowed]).topk(k, dim=1)
+            if allowed is not None:
+                answers = torch.from_numpy(allowed)[answers.cpu()]
+        return self._table(entity_ids, relation_ids, target, answers.cpu().numpy(), values.cpu().numpy())
 
     @torch.no_grad()
     def score(self, head: Labels, relation: Labels, tail: Labels) -> Any:
@@ -123,27 +129,34 @@ class LinkPredictor:
         import pandas as pd
 
         check_whole_number("k", k)
-        table = _finite(self.model.entity_embeddings.weight)
+        module: Any = self.model.entity_embeddings
         own = self.vocab.entity_id(entity)
-        similarities = torch.nn.functional.cosine_similarity(table, table[own : own + 1])
-        similarities[own] = -torch.inf
-        best = similarities.topk(min(k, len(table) - 1))
-        labels = [self.vocab.entities[i] for i in best.indices.tolist()]
-        return pd.DataFrame({"entity": labels, "similarity": best.values.cpu().numpy()})
+        given = module(torch.tensor([own], device=module.weight.device))
+        similarities = torch.nn.functional.cosine_similarity(module.weight, given)
+        first = getattr(module, "start", 0)  # of the entities that this process holds
+        if first <= own < first + len(similarities):
+            similarities[own - first] = -torch.inf
+        k = min(k, self.vocab.num_entities - 1)
+        found = similarities.unsqueeze(0).topk(min(k, len(similarities)), dim=1)
+        values, ids = found if not hasattr(module, "merge_best") else module.merge_best(*found, k, largest=True)
+        labels = [self.vocab.entities[i] for i in ids[0].tolist()]
+        return pd.DataFrame({"entity": labels, "similarity": _finite(values)[0].cpu().numpy()})
 
     def _scores(self, entities: np.ndarray, relations: np.ndarray, target: str) -> Tensor:
         if target == "tail":
             return self.model.score_tails(*self._tensors(entities, relations))
         return self.model.score_heads(*self._tensors(relations, entities))
 
-    def _mask_known(self, scores: Tensor, entities: np.ndarray, relations: np.ndarray, target: str) -> None:
+    def _known(self, entities: np.ndarray, relations: np.ndarray, target: str) -> list[np.ndarray]:
+        """The answers of each question that the graph contains."""
         if self.kg is None:
             raise ValueError("exclude_known=True needs the known triples: build the predictor with kg=load_kg(…).")
         triples = np.concatenate([self.kg.triples(split) for split in self.kg])
         given, answer = (0, 2) if target == "tail" else (2, 0)
-        for row, (entity, relation) in enumerate(zip(entities, relations, strict=True)):
-            known = triples[(triples[:, given] == entity) & (triples[:, 1] == relation), answer]
-            scores[row, torch.from_numpy(known).to(scores.device)] = -torch.inf
+        return [
+            triples[(triples[:, given] == entity) & (triples[:, 1] == relation), answer]
+            for entity, relation in zip(entities, relations, strict=True)
+        ]
 
     def _tensors(self, *arrays: np.ndarray) -> list[Tensor]:
         device = self.model.entity_embeddings.weight.device

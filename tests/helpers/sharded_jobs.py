@@ -22,9 +22,11 @@ from aswa_hf._utils.sharding import RowSharded
 from aswa_hf._utils.training_state import load_weights, save_training
 from aswa_hf.experiments.kge import train_kge
 from aswa_hf.experiments.settings import KGERun
-from aswa_hf.kge import KGEModel, evaluate_link_prediction, modeling_kge
+from aswa_hf.kge import KGEModel, LinkPredictor, answer_query, evaluate_link_prediction, modeling_kge
 from aswa_hf.kge.data import KnowledgeGraph, load_kg
 from aswa_hf.kge.optimizers import RowwiseAdagrad
+from aswa_hf.kge.queries.ranking import evaluate_queries
+from aswa_hf.kge.queries.sampling import generate_queries
 from aswa_hf.kge.ranking import rank_triples
 from aswa_hf.kge.sharded import BalancedBatches, files, load_sharded, shard_entities
 from aswa_hf.kge.sharded import ranking as sharded_ranking
@@ -281,3 +283,30 @@ def sample(folder: Path, *, epochs: int = 3, scorer: str = "complex") -> dict[st
             shifts = {"heads": start, "sent": start, "relations": 0, "weights": 0}
             seen.append({name: (batch[name] + shift).tolist() for name, shift in shifts.items()})
     return {"losses": losses, "weights": whole(model), "seen": seen, "balance": batches.balance, "untouched": touched}
+
+
+def predict(folder: Path) -> dict[str, Any]:
+    """Predictions, similar entities, answers to multi-hop queries and their metrics, as text and numbers."""
+    kg = graph(folder)
+    predictor = LinkPredictor(make(kg, "complex"), kg.vocab, kg)
+    r0, r1 = kg.vocab.relations[:2]
+    some = kg.vocab.entities[:3]
+    ask = predictor.predict
+    both = [f"2p: {some[0]}, {r0}, {r1}", f"2i: {some[1]}, {r0}, {some[2]}, {r1}"]
+    hops = answer_query(predictor, both, k=4, beam=5)
+    chains = answer_query(predictor, f"2p: {some[0]}, {r0}, {r1}", k=3, beam=5, chains=True)
+    queries = generate_queries(kg, "2p", n=4)
+    return {
+        "tails": scores_of(ask(head=some, relation=r0, k=4)),
+        "heads": scores_of(ask(relation=r1, tail=some[0], k=20, exclude_known=True)),
+        "candidates": scores_of(ask(head=some[0], relation=r0, k=5, candidates=kg.vocab.entities[4:9])),
+        "nearest": predictor.nearest(some[0], k=3)["similarity"].tolist(),
+        "hops": hops["score"].tolist(),
+        "chains": [sum(step.truth for step in chain) for chain in chains["chain"]],
+        "metrics": evaluate_queries(predictor, queries, beam=5),
+    }  # fmt: skip
+
+
+def scores_of(table: Any) -> dict[str, list[float]]:
+    """The scores of predictions, by question: of equal ones the order of the answers is not determined."""
+    return {"scores": table["score"].tolist(), "ranks": table["rank"].tolist()}

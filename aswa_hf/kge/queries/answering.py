@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from aswa_hf._utils.checks import check_choice, check_whole_number
+from aswa_hf._utils.distributed import on_every_rank
 from aswa_hf.kge.modeling_kge import KGEModel
 from aswa_hf.kge.predict import LinkPredictor
 from aswa_hf.kge.queries.language import Query, Structure
@@ -149,15 +150,22 @@ class BeamSearch:
             check_whole_number("batch_size", batch_size)
         for name, value, known in (("tnorm", tnorm, NORMS), ("truth", truth, TRUTHS)):
             check_choice(name, value, known)
-        if not all(parameter.isfinite().all() for parameter in model.parameters()):
+        # Entities may be spread over processes: then each computes the odds against its own.
+        module: Any = model.entity_embeddings
+        self.shard: Any = module if hasattr(module, "merge_best") else None
+        if self.shard is not None and truth != "sigmoid":
+            raise ValueError(f"truth={truth!r} compares all entities, which are sharded here. Use truth='sigmoid'.")
+        finite = all(parameter.isfinite().all() for parameter in model.parameters())
+        if not (finite if self.shard is None else on_every_rank(finite, module.weight.device)):
             raise ValueError(DIVERGED)
         self.model = model
         self.conjunction, self.disjunction = NORMS[tnorm]
         self.truth = TRUTHS[truth]
         weight = model.entity_embeddings.weight.detach()
         self.entities = weight.to(torch.promote_types(weight.dtype, torch.float32))
-        total, device = len(weight), weight.device
-        self.beam = min(beam, total)
+        device = weight.device
+        total: int = len(weight) if self.shard is None else self.shard.largest
+        self.beam = min(beam, model.config.num_entities)
         scores = SCORES_ON_CPU if device.type == "cpu" else SCORES_ON_DEVICE
         self.rows = batch_size or max(1, min(MAX_ROWS, scores // total))
         self.memory = _Memory(self.entities, self.rows)
@@ -198,7 +206,9 @@ class BeamSearch:
 
     def lowest(self, odds: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The `k` lowest odds of each row and their entities; raises ValueError if scores overflow."""
-        found = lowest(odds, k)
+        found = lowest(odds, min(k, odds.shape[1]))
+        if self.shard is not None:
+            found = self.shard.merge_best(*found, k, largest=False)
         if not found[0].isfinite().all():
             raise ValueError(DIVERGED)
         return found
@@ -228,7 +238,8 @@ class BeamSearch:
         blocks = []
         for some in heads.split(self.rows):
             block = self._atoms(some.unsqueeze(0), relation)
-            blocks.append(block[0, :, targets].clamp_(max=FALSE))
+            columns = block[0, :, targets] if self.shard is None else self.shard.take_columns(block[0], targets)
+            blocks.append(columns.clamp_(max=FALSE))
             self.memory.release(block)
         atoms = torch.cat(blocks)
         best = self.conjunction(atoms.clone(), values.unsqueeze(1)).argmin(0)

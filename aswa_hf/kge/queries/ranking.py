@@ -66,6 +66,9 @@ def evaluate_queries(
             for first in range(0, len(rows), search.rows):
                 some = rows[first : first + search.rows]
                 odds = search.odds(search.tree(structure, ids[first : first + search.rows]))
+                if search.shard is not None:
+                    search.memory.release(odds)
+                    odds = search.shard.gather_columns(odds)
                 targets, offsets = hard.take(some)
                 ranks = _ranks(odds.mul_(ODDS_TO_SCORES), targets, offsets, *easy.beside(hard, some)).cpu().numpy()
                 search.memory.release(odds)

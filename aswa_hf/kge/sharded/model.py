@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from aswa_hf.kge.configuration_kge import KGEConfig
 from aswa_hf.kge.graph import TailsByQuery
 from aswa_hf.kge.modeling_kge import KGEModel, KGEOutput, loss_over_entities
 from aswa_hf.kge.sharded.files import copy_shell, read_rows, write_whole
-from aswa_hf.kge.sharded.ranking import queries_at_a_time, ranks_on_shards, refuse_other_graph
+from aswa_hf.kge.sharded.ranking import pairs, queries_at_a_time, ranks_on_shards, refuse_other_graph
 from aswa_hf.kge.sharded.sampling import sampled_loss
 from aswa_hf.kge.sharded.table import EntityShard, SumOfGradients, SumOfParts, refuse_differences
 
@@ -129,6 +130,31 @@ class ShardedKGE(KGEModel):
             if rank() == 0:
                 copy_shell(_shell(self.config), folder)
         write_whole(folder / "model.safetensors", f"{TABLE}.weight", self.entity_embeddings, others)
+
+    def best_tails(
+        self,
+        heads: Tensor,
+        relations: Tensor,
+        k: int,
+        excluded: Sequence[np.ndarray] | None = None,
+        allowed: np.ndarray | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The scores of the `k` best tails and their ids, on every process: the best of each shard, merged.
+
+        `excluded` are ids for each query, `allowed` for all; excluded answers have the score −∞.
+        """
+        shard = self.entity_embeddings
+        scores = self.query(heads, relations) @ shard.weight.T
+        if excluded is not None:
+            offsets = np.cumsum([0, *map(len, excluded)])
+            scores[shard.own(*pairs(offsets, np.concatenate(excluded), scores.device))] = -torch.inf
+        if allowed is not None:
+            ids = torch.from_numpy(allowed).to(scores.device)
+            kept = torch.zeros(scores.shape[1], dtype=torch.bool, device=scores.device)
+            kept[shard.own(ids, ids)[1]] = True
+            scores.masked_fill_(~kept, -torch.inf)
+        values, places = scores.topk(min(k, scores.shape[1]), dim=1)
+        return shard.merge_best(values, places, k, largest=True)
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         raise ValueError("The entity table of a sharded model cannot be replaced. Shard the model after that.")

@@ -59,8 +59,8 @@ def ranks_on_shards(
     table, device = shard.weight, shard.weight.device
     width = max(1, min(len(table), _scores_at_a_time(table) // len(queries)))
     starts = range(0, len(table), width)
-    rows, places = _pairs(target_offsets, targets, device)
-    known_rows, known_places = shard.own(*_pairs(known_offsets, known, device))
+    rows, places = pairs(target_offsets, targets, device)
+    known_rows, known_places = shard.own(*pairs(known_offsets, known, device))
     known_places, order = known_places.sort()
     known_rows = known_rows[order]
     borders = torch.tensor([*starts, len(table)], device=device)
@@ -71,13 +71,13 @@ def ranks_on_shards(
 
     # The targets' own scores come from the same products as those they are compared with.
     own = queries.new_zeros(len(rows))
-    pairs, own_places, own_rows = shard.own(torch.arange(len(rows), device=device), places, rows)
+    numbers, own_places, own_rows = shard.own(torch.arange(len(rows), device=device), places, rows)
     scores = queries.new_empty(0)
     for start in starts:
         inside = (own_places >= start) & (own_places < start + width)
         if len(starts) == 1 or inside.any():
             scores = scores_from(start)
-            own[pairs[inside]] = scores[own_rows[inside], own_places[inside] - start]
+            own[numbers[inside]] = scores[own_rows[inside], own_places[inside] - start]
     own = over_shards(own).unsqueeze(1)
 
     signs = torch.zeros(len(rows), dtype=torch.int64, device=device)
@@ -99,7 +99,7 @@ def ranks_on_shards(
     return ranks.masked_fill_(counts[len(rows) :][rows] > 0, torch.nan)
 
 
-def _pairs(offsets: np.ndarray, ids: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
+def pairs(offsets: np.ndarray, ids: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
     """The query of each id, and the ids."""
     rows = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     return torch.from_numpy(rows).to(device), torch.from_numpy(ids).to(device)

@@ -68,6 +68,33 @@ class EntityShard(RowSharded):
         dist.all_gather(parts, padded)
         return torch.cat(parts, dim=1)[:, : self.num_rows]
 
+    def merge_best(self, values: Tensor, places: Tensor, k: int, *, largest: bool) -> tuple[Tensor, Tensor]:
+        """The `k` best values of each row over all shards and their entities, from the best of each shard, sorted.
+
+        Of equal values those of lower shards come first. Sends k numbers and ids per row.
+        """
+        missing = k - values.shape[1]
+        worst = -torch.inf if largest else torch.inf
+        values = nn.functional.pad(values, (0, missing), value=worst).contiguous()
+        ids = nn.functional.pad(places + self.start, (0, missing), value=-1).contiguous()
+        if world_size() > 1:
+            gathered = []
+            for tensor in (values, ids):
+                parts = [torch.empty_like(tensor) for _ in range(world_size())]
+                dist.all_gather(parts, tensor)
+                gathered.append(torch.cat(parts, dim=1))
+            values, ids = gathered
+        values, order = values.sort(dim=1, descending=largest, stable=True)
+        return values[:, :k], ids.gather(1, order)[:, :k]
+
+    def take_columns(self, local: Tensor, ids: list[int]) -> Tensor:
+        """Columns of (B, |E|), of which each process has those of its entities, on every process."""
+        wanted = torch.tensor(ids, device=local.device)
+        columns, places = self.own(torch.arange(len(ids), device=local.device), wanted)
+        found = local.new_zeros(len(local), len(ids))
+        found[:, columns] = local[:, places]
+        return over_shards(found)
+
     @torch.no_grad()
     def fill(self, initializer: str, scale: float, seed: int) -> None:
         """Initializes the rows as `KGEConfig` says; the whole table does not depend on the number of processes.
