@@ -214,6 +214,25 @@ def table(results: dict[int, dict[str, float]]) -> str:
     return "\n".join(lines)
 
 
+def derived(dim: int = 128, step: int = 65_536, negatives: int = 4096, queries: int = 1024) -> str:
+    """Memory and bytes by arithmetic, for tables that no machine here can hold; no time, which takes a GPU to measure.
+
+    A sampled step has `step` triples over all processes, and each query `negatives`; an all-entities step `queries`.
+    """
+    lines = ["| entities | GPUs | weights | + average and sums | while deciding | sampled step | all-entities step |"]
+    lines.append("| --- |" + " --- |" * 6)
+    for entities in (5_000_000, 90_000_000, 1_000_000_000):
+        for gpus in (1, 8, 64):
+            weights = -(-entities // gpus) * dim * 4
+            kept = 2 * weights + -(-entities // gpus) * 4
+            sampled = 2 * (step // gpus + negatives) * dim * 4 * (gpus > 1)
+            everything = (2 * queries * dim + 2 * queries) * 4 * (gpus > 1)
+            sizes = [f"{size / 1e9:,.1f} GB" for size in (weights, kept, kept + weights)]
+            sizes += [f"{size / 1e6:,.1f} MB" for size in (sampled, everything)]
+            lines.append(f"| {entities / 1e6:,.0f} million | {gpus} | {' | '.join(sizes)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--entities", type=positive, nargs="+", default=[1_000_000, 10_000_000], metavar="N")
@@ -225,7 +244,11 @@ def main() -> None:
     parser.add_argument("--negatives", type=positive, default=256, help="that a process draws for each other (256)")
     parser.add_argument("--folder", type=Path, help="for graphs and checkpoints while they are needed")
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write every figure to this file")
+    parser.add_argument("--table", action="store_true", help="print memory and bytes for larger tables by arithmetic")
     options = parser.parse_args()
+    if options.table:
+        print(derived())
+        return
     if options.steps < 4:
         parser.error("--steps must be at least 4: the first is not measured")
     header = {
