@@ -13,7 +13,8 @@ test: $(INSTALLED)  ## the tests that CI runs
 	$(BIN)/python -m pytest
 
 test-slow: $(INSTALLED)  ## the long ones too
-	$(BIN)/python -m pytest -m "slow or not slow"
+	$(BIN)/python -m pip install --quiet --no-build-isolation "deepspeed>=0.19"
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -m "slow or not slow"
 
 # The lower bounds of pyproject.toml as exact versions; what they need in turn is the newest that fits.
 test-lowest:  ## the tests with the oldest Python (LOWEST=python3.10) and the oldest dependencies that are supported

@@ -29,6 +29,7 @@ from aswa_hf._utils.sharding import (
     refuse_unsupported_sharding,
     reshard,
 )
+from aswa_hf._utils.zero import master_weights, set_master_weights
 
 # Elements per chunk for weights whose dtype or device differs from the average's: little memory, few calls.
 _CHUNK = 1 << 20
@@ -131,7 +132,7 @@ class WeightAverage:
             self.averaged = {name: self._empty_for(tensor) for name, tensor in averaged.items()}
             self.copied = {name: torch.empty_like(tensor) for name, tensor in copied.items()}
         self._check(averaged, copied)
-        _copy_by_name(self.averaged | self.copied, (averaged if of is None else of.averaged) | copied)
+        _copy_by_name(self.averaged | self.copied, (master_weights(averaged) if of is None else of.averaged) | copied)
 
     @torch.no_grad()
     def blend(self, weight: float, of: WeightAverage | None = None, *, with_buffers: bool = False) -> None:
@@ -141,7 +142,7 @@ class WeightAverage:
         """
         averaged, copied = self._running()
         self._check(averaged, copied)
-        _blend_all([(self, weight)], averaged if of is None else of.averaged)
+        _blend_all([(self, weight)], master_weights(averaged) if of is None else of.averaged)
         if with_buffers:
             _copy_by_name(self.copied, copied)
 
@@ -151,7 +152,7 @@ class WeightAverage:
         (first, source), *others = parts
         self.assign(source)
         torch._foreach_mul_(list(self.averaged.values()), first)
-        running, _ = self._running()
+        running = master_weights(self._running()[0])
         for coefficient, part in others:
             for name, theirs in (running if part is None else part.averaged).items():
                 for a, t in _pieces(self.averaged[name], theirs):
@@ -186,11 +187,12 @@ class WeightAverage:
         shared = _in_shared_memory(averaged)
         with self._restored(averaged | copied) as running:
             with torch.no_grad():
+                added = master_weights(averaged) if of is None else of.averaged
                 for name, theirs in averaged.items():
-                    ours, new = self.averaged[name], running[name] if of is None else of.averaged[name]
-                    if of is None and _same_kind(ours, theirs) and name not in shared:
+                    ours, new = self.averaged[name], added[name]
+                    if new is theirs and (name in shared or not _same_kind(ours, theirs)):
                         # In place moves less data, but would average weights that overlap in memory twice.
-                        new = theirs
+                        new = running[name]
                     if _same_kind(ours, theirs) and _same_kind(ours, new):
                         torch.lerp(ours, new, weight, out=theirs)
                     else:
@@ -214,6 +216,7 @@ class WeightAverage:
         averaged, copied = self._running()
         self._check(averaged, copied)
         _copy_by_name(averaged | copied, self.averaged | self.copied)
+        set_master_weights(averaged, self.averaged)
 
     def fingerprint(self) -> tuple[int, ...]:
         """Returns a number for the weights and buffers now in the model; equal ones have equal numbers."""
@@ -329,7 +332,7 @@ def take_snapshots(updates: Iterable[tuple[WeightAverage, float]]) -> None:
         averaged, copied = group[0][0]._running()
         for average, _ in group:
             average._check(averaged, copied)
-        _blend_all(group, averaged)
+        _blend_all(group, master_weights(averaged))
         for average, _ in group:
             _copy_by_name(average.copied, copied)
 

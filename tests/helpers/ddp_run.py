@@ -1,10 +1,11 @@
 """One Trainer job on two processes: each rank writes what it ended with to FOLDER/rank<r>.safetensors and .json.
 
-python forked_ranks.py ddp_run.py KIND FOLDER [--stop | --resume | --disagree | --clocks]
+python forked_ranks.py ddp_run.py KIND FOLDER [--stop | --resume | --disagree | --clocks] [--zero=STAGE [--bf16]] …
 """
 
 import itertools
 import json
+import os
 import random
 import sys
 from collections.abc import Iterator
@@ -78,11 +79,39 @@ def recorded_queries(trainer: Trainer) -> list[list[int]]:
     return seen
 
 
+def zero(stage: int, *, bf16: bool) -> dict:
+    """Training arguments for DeepSpeed."""
+    os.environ.pop("ACCELERATE_USE_CPU", None)  # with it, accelerate silently trains with DDP
+    return {
+        "bf16": bf16,
+        "deepspeed": {
+            "zero_optimization": {"stage": stage},
+            "train_micro_batch_size_per_gpu": "auto",
+            "gradient_accumulation_steps": "auto",
+            "gradient_clipping": "auto",
+            "bf16": {"enabled": "auto"},
+        },
+    }
+
+
+def master(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """The complete float32 copy that DeepSpeed trains."""
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    return safe_get_full_fp32_param(parameter).clone()
+
+
 def main() -> None:
     kind, folder, *flags = sys.argv[1:]
     torch.set_num_threads(1)
     resume = "--resume" in flags
-    trainer = make_trainer(kind, folder, examples=96, callbacks=[StopAfterThree()] if "--stop" in flags else None)
+    stage = next((int(flag[-1]) for flag in flags if flag.startswith("--zero=")), None)
+    arguments = {} if stage is None else zero(stage, bf16="--bf16" in flags)
+    if "--sgd" in flags:
+        # Adam divides by the size of gradients, also of those that are nothing but rounding errors.
+        arguments |= {"optim": "sgd", "learning_rate": 0.3}
+    stops = [StopAfterThree()] if "--stop" in flags else None
+    trainer = make_trainer(kind, folder, examples=96, callbacks=stops, **arguments)
     options = {}
     if "--disagree" in flags:
         # Each rank scores for itself, and the running model's statistics stay its own.
@@ -100,6 +129,9 @@ def main() -> None:
     for name, strategy in callback.strategies.items():
         for key, tensor in (strategy.average.averaged | strategy.average.copied).items():
             result[f"{name}/{key}"] = tensor.clone()
+    if stage is not None:
+        assert trainer.accelerator.state.deepspeed_plugin.zero_stage == stage
+        result |= {f"masters/{name}": master(p) for name, p in trainer.model.named_parameters()}
     rank = dist.get_rank()
     save_file(result, Path(folder) / f"rank{rank}.safetensors")
     about = {
