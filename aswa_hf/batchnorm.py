@@ -6,7 +6,7 @@ on training batches, and each layer's statistics become the mean over these batc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, cast
@@ -14,11 +14,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.data import SequentialSampler
 
 from aswa_hf._utils.checks import check_whole_number
 from aswa_hf._utils.distributed import in_step, mean_over_ranks, on_every_rank
 from aswa_hf._utils.fingerprints import fingerprint
-from aswa_hf._utils.random_state import preserved_rng, rewound
+from aswa_hf._utils.random_state import loader_parts, preserved_rng, rewound
 from aswa_hf._utils.sharding import computing_device, is_sharded, local_shards, reshard
 
 Batches = Iterable[Any] | Callable[[], Iterable[Any]]
@@ -60,7 +61,8 @@ class Recalibration:
 
     `batches` is a loader, a list, or a function that returns an iterator; each pass sees the same batches in the same
     order. The model is called with the items of a dict as keyword arguments, with the first element of a tuple or
-    list, or with the batch itself; `forward` replaces this. `limit` is the number of batches to use (default: all).
+    list, or with the batch itself; `forward` replaces this. `limit` is the number of batches to use (default: all):
+    the first ones of a shuffled loader, evenly spaced ones where the order is fixed and may be that of the classes.
     """
 
     def __init__(
@@ -175,7 +177,7 @@ class Recalibration:
         forward = self.forward or self._forward
         with rewound(source):
             seen = 0
-            batches = islice(source, self.limit)
+            batches = _chosen(source, self.limit)
             for batch in in_step(batches, computing_device(self.model)) if is_sharded(self.model) else batches:
                 forward(batch)
                 seen += 1
@@ -190,6 +192,19 @@ class Recalibration:
         if isinstance(batch, Mapping):
             return self.model(**batch)
         return self.model(batch[0] if isinstance(batch, (tuple, list)) else batch)
+
+
+def _chosen(batches: Iterable[Any], limit: int | None) -> Iterator[Any]:
+    """At most `limit` batches: the first ones, or evenly spaced ones if the order is always the same."""
+    fixed = isinstance(batches, (list, tuple)) or any(isinstance(p, SequentialSampler) for p in loader_parts(batches))
+    total = len(batches) if limit is not None and fixed and isinstance(batches, Sized) else 0
+    if limit is None or total <= limit:
+        return islice(batches, limit)
+    places = [number * total // limit for number in range(limit)]
+    if isinstance(batches, (list, tuple)):
+        return (batches[place] for place in places)
+    wanted = set(places)
+    return (batch for place, batch in enumerate(islice(batches, places[-1] + 1)) if place in wanted)
 
 
 def _statistics(layer: _BatchNorm) -> tuple[Tensor, Tensor, Tensor]:

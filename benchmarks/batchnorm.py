@@ -73,6 +73,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 Recalibration(model, batches)()
                 accuracy = evaluation.measure(model.eval(), "test")["accuracy"]
                 found[strategy].setdefault(str(count), []).append(100 * accuracy)
+                tqdm.write(f"{strategy}, {count} batches: {100 * accuracy:.2f}")
     return {
         "dataset": run.dataset_name,
         "model": run.model,
@@ -105,7 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", type=Path, help="the folder of a run of aswa-hf train image, with its checkpoint")
     parser.add_argument("--strategies", nargs="+", default=["dense-aswa", "ema", "swa"])
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 5, 10, 20, 50])
+    parser.add_argument("--batches", type=int, nargs="+", default=[2, 5, 20, 50])
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="PATH")
     options = parser.parse_args()

@@ -13,6 +13,8 @@ The results are those that `collect_results.py` keeps in `results/`. A table is 
     times <dataset>                 epochs to the quality of the best single epoch at the best learning rate
     tuned <metric>                  a metric of all strategies by recipe, beside the published MRR
     costs                           what the runs of recipes took
+    bn                              accuracy by the number of batches that BatchNorm statistics are computed on
+    snapshot                        DenseASWA with and without the score of its snapshot
     weights                         the first weights of the paper's code beside ours
     hops                            the paper's way to join two hops beside ours
     language                        the loss of fine-tuned language models by task, on validation and held-out data
@@ -245,6 +247,32 @@ def _paper_row(name: str, dataset: str, model: str, strategy: str) -> dict[str, 
     return {}
 
 
+def bn_table() -> str:
+    """The test accuracy of averaged weights by the number of batches for BatchNorm, and the largest difference."""
+    found = json.loads((RESULTS / "differences" / "bn_batches.json").read_text(encoding="utf-8"))
+    counts, every = list(next(iter(found["accuracy"].values()))), str(found["available"])
+    heading = " | ".join(f"all {count}" if count == every else count for count in counts)
+    lines = [f"| weights | {heading} |", "| --- |" + " --- |" * len(counts)]
+    lines += [
+        f"| {name} | {' | '.join(f'{mean(values[count]):.2f}' for count in counts)} |"
+        for name, values in found["accuracy"].items()
+    ]
+    gaps = [max(abs(mean(v[count]) - mean(v[every])) for v in found["accuracy"].values()) for count in counts]
+    return "\n".join([*lines, f"| largest difference | {' | '.join(f'{gap:.2f}' for gap in gaps)} |"])
+
+
+def snapshot_table() -> str:
+    """The test MRR of DenseASWA with and without the score of its snapshot."""
+    runs = json.loads((RESULTS / "differences" / "snapshot_score.json").read_text(encoding="utf-8"))["runs"]
+    names = [name for name, value in runs[0].items() if isinstance(value, dict)]
+    lines = [f"| dataset | seed | epochs | {' | '.join(names)} | difference |", "| --- |" + " --- |" * 5]
+    for run in runs:
+        scores = [100 * run[name]["test"] for name in names]
+        cells = " | ".join(f"{value:.1f}" for value in scores)
+        lines.append(f"| {run['dataset']} | {run['seed']} | {run['epochs']} | {cells} | {scores[1] - scores[0]:+.1f} |")
+    return "\n".join(lines)
+
+
 def weights_table() -> str:
     """What FB15k-237 gives from other first weights, beside ours and the paper's."""
     theirs = json.loads((RESULTS / "differences" / "weights.json").read_text(encoding="utf-8"))
@@ -411,6 +439,8 @@ OTHERS: dict[str, Callable[..., str]] = {
     "times": times_table,
     "tuned": tuned_table,
     "costs": costs_table,
+    "bn": bn_table,
+    "snapshot": snapshot_table,
     "weights": weights_table,
     "hops": hops_table,
     "language": language_table,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import random
 
 import numpy as np
@@ -10,8 +11,10 @@ import pytest
 import torch
 from torch import nn
 from torch.optim.swa_utils import update_bn
+from torch.utils.data import DataLoader, TensorDataset
 
 from aswa_hf import ASWA, EMA, SWA, Decision
+from aswa_hf._utils.defaults import BN_BATCHES
 from aswa_hf.batchnorm import Recalibration, default_train_batches
 from aswa_hf.comparison import build_strategies
 
@@ -128,6 +131,30 @@ def test_only_the_first_bn_batches_are_read():
     Recalibration(model, counted, limit=2)()
     assert len(read) == 2
     assert_statistics(model.first, batches[:2])
+
+
+def test_of_batches_in_a_fixed_order_evenly_spaced_ones_are_taken():
+    # The first ones could all be of one class.
+    batches = make_batches(7)
+    images = torch.cat(batches)
+    sequential = DataLoader(TensorDataset(images), batch_size=len(batches[0]))
+    for source in (batches, tuple(batches), sequential, lambda: sequential):
+        model = Net()
+        Recalibration(model, source, limit=3)()
+        assert_statistics(model.first, [batches[0], batches[2], batches[4]])
+    shuffled = DataLoader(TensorDataset(images), batch_size=len(batches[0]), shuffle=True)
+    model, read = Net(), []
+    Recalibration(model, shuffled, limit=3, forward=lambda batch: read.append(batch) or model(batch[0]))()
+    assert len(read) == 3
+    assert_statistics(model.first, [batch for (batch,) in read])
+
+
+def test_by_default_a_strategy_recalibrates_on_at_most_bn_batches():
+    assert inspect.signature(ASWA).parameters["bn_batches"].default == BN_BATCHES
+    for limit in (BN_BATCHES, None):
+        given = {} if limit == BN_BATCHES else {"bn_batches": limit}
+        for kind in (ASWA, SWA, EMA):
+            assert kind(Net(), train_batches=make_batches(), **given).recalibrate.limit == limit
 
 
 def test_without_dropout_it_equals_torchs_update_bn():

@@ -45,7 +45,7 @@ def reproduce(
     ] = None,
     bn_batches: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Images: batches to recalibrate BatchNorm on (default: all)."),
+        typer.Option(metavar="N", min=0, help="Images: batches to recalibrate BatchNorm on (0: all)."),
     ] = None,
     data_dir: Annotated[Path, typer.Option(metavar="PATH", help="Folder with the datasets.")] = Path("data"),
     output_dir: Annotated[Path, typer.Option(metavar="PATH", help="Folder for the runs.")] = Path("runs"),
@@ -80,9 +80,11 @@ def reproduce(
     chosen = find_table(table)
     names = _names(datasets) if datasets else list(chosen.datasets)
     lengths = None if epochs is None else _numbers(epochs, "--epochs", least=1)
-    for option, value in (("--train-size", train_size), ("--bn-batches", bn_batches)):
+    images = {"train_size": train_size, "bn_batches": bn_batches}
+    for option, value in images.items():
         if value is not None and chosen.task != IMAGES:
-            raise ValueError(f"{option} {value} is for tables of images; table {table} is about knowledge graphs.")
+            flag = f"--{option.replace('_', '-')} {value}"
+            raise ValueError(f"{flag} is for tables of images; table {table} is about knowledge graphs.")
     if lengths and len(lengths) > 1 and not chosen.by_epochs:
         raise ValueError(f"--epochs {epochs}: the runs of table {table} have one length. Give one number.")
     numbers = _numbers(seeds, "--seeds", least=0)
@@ -92,8 +94,8 @@ def reproduce(
         runs = tuned.plan_recipes(tuned.find_recipes(asked, names), numbers, lengths[0] if lengths else None)
         names = list(dict.fromkeys(run.dataset for run in runs))
     else:
-        images = {} if chosen.task != IMAGES else {"train_size": train_size, "bn_batches": bn_batches}
-        runs = plan(chosen, find_models(chosen, asked), names, numbers, lengths, learning_rates, **images)
+        given = {option: value for option, value in images.items() if value is not None}
+        runs = plan(chosen, find_models(chosen, asked), names, numbers, lengths, learning_rates, **given)
     console = Console(file=sys.stderr)  # this stream, also while the output of runs is redirected to files
     sources, missing = {}, {}
     for dataset in names:

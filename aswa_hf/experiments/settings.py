@@ -16,6 +16,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
+from aswa_hf._utils.defaults import BN_BATCHES
 from aswa_hf._utils.files import read_json
 from aswa_hf._utils.names import did_you_mean, parse_strategy, split_strategies, strategy_text
 
@@ -34,7 +35,7 @@ STRATEGY_NAMES = (
     "power-ema",
     "swa-all",
 )
-DEFAULT_STRATEGIES = ("aswa", "swa", "ema", "best", "last")
+DEFAULT_STRATEGIES = ("aswa", "dense-aswa", "swa", "ema", "best", "last")
 SCORERS = ("distmult", "complex", "qmult", "keci", "rescal", "tucker")
 SCHEMES = ("kvsall", "1vsall", "negative_sampling")
 LOSSES = {
@@ -78,6 +79,8 @@ class Setting:
     """Whether a resumed run must have the same value."""
     needs: tuple[str, str] | None = None
     """Another setting and its value, without which this one has no effect."""
+    none: int | None = None
+    """The value that stands for None where None is not the default."""
 
     @property
     def required(self) -> bool:
@@ -89,7 +92,7 @@ class Setting:
 
     def check(self, value: Any) -> Any:
         """Returns the value as the run stores it; raises `SettingError` if it is outside the limits."""
-        if value is None and self.optional:
+        if self.optional and (value is None or (self.none is not None and value == self.none)):
             return None
         if self.kind is tuple:
             return self._check_names(value)
@@ -138,6 +141,8 @@ class Setting:
 
     def arguments(self, value: Any) -> list[str]:
         """The arguments that set this value on the command line."""
+        if value is None:
+            value = self.none
         if isinstance(value, bool):
             return [self.flag if value else f"--no-{self.name.replace('_', '-')}"]
         return [self.flag, ",".join(value) if isinstance(value, tuple) else str(value)]
@@ -169,7 +174,7 @@ class TrainingRun:
         choices=STRATEGY_NAMES,
     )
     apply: str | None = setting(
-        "Strategy whose weights are saved (default: the first); auto is the best on validation.",
+        "Strategy whose weights are saved; auto is the best on validation (default: auto, or the first --strategies).",
         None,
         choices=("auto", *STRATEGY_NAMES),
     )
@@ -222,8 +227,8 @@ class TrainingRun:
 
     @property
     def shipped(self) -> str:
-        """The strategy whose weights are saved, or "auto"."""
-        return self.apply or self.strategy_names[0]
+        """The strategy whose weights are saved, or "auto"; by default the first of those that the user has chosen."""
+        return self.apply or ("auto" if self.strategies == DEFAULT_STRATEGIES else self.strategy_names[0])
 
     @property
     def name(self) -> str:
@@ -245,14 +250,14 @@ class TrainingRun:
         del settings["num_processes"]
         about = {"task": self.task, "dataset": self.dataset_name, "model": self.model, "seed": self.seed}
         about |= {"epochs": settings["epochs"], "settings": settings, "command": self.command(output_dir)}
-        return about | ({"apply": self.apply} if self.apply == "auto" else {})
+        return about | ({"apply": self.shipped} if self.shipped == "auto" else {})
 
     def command(self, output_dir: str | Path) -> str:
         """The command that repeats the run."""
         words = ["aswa-hf", "train", self.kind]
         for one in self.settings():
             value = getattr(self, one.name)
-            if value != one.default and value is not None:
+            if value != one.default and (value is not None or one.none is not None):
                 words += one.arguments(value)
         return shlex.join([*words, "--output-dir", str(output_dir)])
 
@@ -367,7 +372,7 @@ class ImageRun(TrainingRun):
     augment: bool | None = setting("Random crops and flips (default: on, except for digits).", None)
     val_ratio: float = setting("Fraction of the training images used for validation.", 0.05)
     train_size: int | None = setting("Number of training images, stratified by class (default: all).", None, least=1)
-    bn_batches: int | None = setting("Batches to recalibrate BatchNorm on (default: all).", None, least=1)
+    bn_batches: int | None = setting("Batches to recalibrate BatchNorm on; 0 means all.", BN_BATCHES, least=0, none=0)
     precision: str = setting("auto, fp32, bf16 or fp16.", "auto", choices=PRECISIONS)
     seed: int = setting("Seed for the split, the weights and the batches.", 0, least=0)
 

@@ -24,6 +24,7 @@ from accelerate.logging import get_logger
 from torch import Tensor, nn
 from tqdm import tqdm  # type: ignore[import-untyped]
 
+from aswa_hf._utils.defaults import BN_BATCHES
 from aswa_hf._utils.distributed import broadcast_from_rank_0
 from aswa_hf._utils.random_state import preserved_rng, rewound
 from aswa_hf._utils.sharding import undivided
@@ -95,7 +96,7 @@ def fit(
     max_eval_share: float | None = None,
     hard_updates: bool = True,
     batchnorm: str = "recalibrate",
-    bn_batches: int | None = None,
+    bn_batches: int | None = BN_BATCHES,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
     checkpoint_dir: str | Path | None = None,

@@ -59,7 +59,8 @@ class GridRun:
             default = ImageRun(dataset=self.settings.dataset)
             parts += [f"val{self.val_ratio:g}"] if self.val_ratio != default.val_ratio else []
             parts += [f"{self.train_size}images"] if self.train_size else []
-            parts += [f"bn{self.settings.bn_batches}"] if self.settings.bn_batches else []
+            different = self.settings.bn_batches != default.bn_batches
+            parts += [f"bn{self.settings.bn_batches or 'all'}"] if different else []
             parts += ["fge"] if self.settings.fge else []
         parts += [f"lr{self.settings.lr:g}", "robustness"] if self.settings.strategies == ROBUSTNESS else []
         parts += ["strategies"] if self.settings.strategies == ALL_STRATEGIES else []

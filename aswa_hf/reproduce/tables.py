@@ -218,9 +218,9 @@ TABLES = {
             models=("complex",),
             columns={},
             figures=(),
-            epochs=(30,),
+            epochs=(20,),
             sweeps={
-                "codexs": Sweep((0.0003, 0.001, 0.003, 0.01, 0.03), _CODEX | {"epochs": 30}),
+                "codexs": Sweep((0.0003, 0.001, 0.003, 0.01, 0.03), _CODEX | {"epochs": 20}),
                 "fb15k237": Sweep(_RATES, {"epochs": 8}),
                 "": Sweep(_RATES),
             },

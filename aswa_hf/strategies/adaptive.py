@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from aswa_hf import policy
+from aswa_hf._utils.defaults import BN_BATCHES
 from aswa_hf.batchnorm import Batches, Forward
 from aswa_hf.strategies.base import Evaluate, Outcome, Strategy, nothing
 from aswa_hf.strategies.segments import SegmentStrategy
@@ -40,7 +41,7 @@ class ASWA(Strategy):
         device: torch.device | str | None = None,
         batchnorm: str = "recalibrate",
         train_batches: Batches | None = None,
-        bn_batches: int | None = None,
+        bn_batches: int | None = BN_BATCHES,
         bn_forward: Forward | None = None,
     ):
         super().__init__(

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from aswa_hf import policy
+from aswa_hf._utils.defaults import BN_BATCHES
 from aswa_hf._utils.distributed import agree
 from aswa_hf._utils.random_state import preserved_rng
 from aswa_hf._utils.sharding import computing_device
@@ -43,8 +44,8 @@ class Strategy(ABC):
     """Base class of all strategies: the average, its score and history, swapping, saving.
 
     `batchnorm` sets where the BatchNorm statistics of averaged weights come from: "recalibrate" recomputes them on
-    `train_batches` (at most `bn_batches` of them) whenever averaged weights are evaluated, "average" averages them
-    like weights, "copy" uses the running model's. `device="cpu"` keeps the average off the accelerator.
+    `train_batches` (at most `bn_batches` of them; None means all) whenever averaged weights are evaluated, "average"
+    averages them like weights, "copy" uses the running model's. `device="cpu"` keeps the average off the accelerator.
     """
 
     name: ClassVar[str]
@@ -60,7 +61,7 @@ class Strategy(ABC):
         device: torch.device | str | None = None,
         batchnorm: str = "recalibrate",
         train_batches: Batches | None = None,
-        bn_batches: int | None = None,
+        bn_batches: int | None = BN_BATCHES,
         bn_forward: Forward | None = None,
     ):
         if batchnorm not in BATCHNORM_POLICIES:

@@ -10,6 +10,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy, has_length
 from transformers.utils import logging
 
+from aswa_hf._utils.defaults import BN_BATCHES
 from aswa_hf._utils.distributed import agree, broadcast_from_rank_0, wait_for_all
 from aswa_hf._utils.random_state import preserved_rng
 from aswa_hf._utils.sharding import is_sharded
@@ -100,7 +101,7 @@ class ASWACallback(TrainerCallback):
         hard_updates: whether ASWA may restart from the running weights; False is Algorithm 1 of the paper.
         batchnorm: where the BatchNorm statistics of averaged weights come from: "recalibrate" recomputes them on
             training batches, "average" averages them like weights, "copy" uses the running model's.
-        bn_batches: how many training batches to recalibrate on (default: all).
+        bn_batches: how many training batches to recalibrate on; None means all.
         dtype: the dtype of the averages, torch.float32 or torch.float64.
         device: where the averages are kept, for example "cpu" to save accelerator memory.
         resume_from: the checkpoint folder of a resumed run, if it is not in `output_dir`.
@@ -126,7 +127,7 @@ class ASWACallback(TrainerCallback):
         greater_is_better: bool | None = None,
         hard_updates: bool = True,
         batchnorm: str = "recalibrate",
-        bn_batches: int | None = None,
+        bn_batches: int | None = BN_BATCHES,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
         resume_from: str | Path | None = None,

@@ -90,15 +90,18 @@ def test_a_link_predictor_is_trained_evaluated_asked_and_resumed(run_here, tmp_p
     assert status == 0, errors
     folder = tmp_path / "run"
     results = json.loads((folder / "results.json").read_text())
-    assert set(results["strategies"]) == {"aswa", "swa", "ema", "best", "last"}
+    assert set(results["strategies"]) == {"aswa", "dense-aswa", "swa", "ema", "best", "last"}
     assert results["command"] == " ".join(("aswa-hf", *train[:-2], "--epochs", "20", *train[-2:]))
     for file in ("aswa_trajectory.json", "trajectory.png", "train.log", "entities.json", "model.safetensors"):
         assert (folder / file).exists(), file
     assert f"{100 * results['strategies']['aswa']['test']['mrr']:.2f}" in output
 
-    # The weights at the root of the folder are the ensemble's.
+    # The weights at the root of the folder are those of the strategy that did best on validation.
+    scores = {name: found["validation"]["mrr"] for name, found in results["strategies"].items()}
+    assert scores[results["applied"]] == max(scores.values())
+    assert f"{results['applied']} →" in output
     _, output, _ = run_here("evaluate", "run", "--dataset", "countries", "--json")
-    assert json.loads(output) == pytest.approx(results["strategies"]["aswa"]["test"])
+    assert json.loads(output) == pytest.approx(results["strategies"][results["applied"]]["test"])
     _, output, _ = run_here("predict", "run", "--head", "france", "--relation", "locatedin", "-k", "3", "--json")
     answers = json.loads(output)
     assert [answer["rank"] for answer in answers] == [1, 2, 3]
@@ -264,7 +267,7 @@ def test_an_image_classifier_is_trained_tested_with_every_strategy_and_loaded_by
     results = json.loads((folder / "results.json").read_text())
     assert (results["task"], results["epochs"], results["seed"]) == ("image-classification", 5, 0)
     assert results["images"] == {"train": 300, "validation": 260, "test": 497}
-    assert list(results["strategies"]) == ["aswa", "swa", "ema", "best", "last", "fge"]
+    assert list(results["strategies"]) == ["aswa", "dense-aswa", "swa", "ema", "best", "last", "fge"]
     for file in ("aswa_trajectory.json", "trajectory.png", "train.log", "config.json", "model.safetensors"):
         assert (folder / file).exists(), file
     trajectories, _ = load_trajectories(folder / "aswa_trajectory.json")
@@ -274,7 +277,7 @@ def test_an_image_classifier_is_trained_tested_with_every_strategy_and_loaded_by
         assert f"{100 * found['test']['accuracy']:.2f}" in row
     assert results["strategies"]["fge"]["members"] == 2
 
-    # The weights at the root are the ensemble's, for timm and for transformers, on images prepared as they say.
+    # The weights at the root are the best on validation, for timm and for transformers, on images prepared as they say.
     import timm
     from torch.utils.data import DataLoader
     from transformers import AutoModelForImageClassification
@@ -296,7 +299,8 @@ def test_an_image_classifier_is_trained_tested_with_every_strategy_and_loaded_by
     loader = DataLoader(test, batch_size=100, collate_fn=as_it_is)
     for model in models:
         alone = PredictionEnsemble(None, [model], forward=lambda model, batch: model(batch["pixel_values"]))
-        assert_accuracy(results["strategies"]["aswa"]["test"]["accuracy"], alone.predict(loader), test.labels)
+        saved = results["strategies"][results["applied"]]
+        assert_accuracy(saved["test"]["accuracy"], alone.predict(loader), test.labels)
 
     # A finished run that is taken up again has nothing left to do, and finds the same.
     status, _, errors = run_here(*command, "--epochs", "5", "--resume")

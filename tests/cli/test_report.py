@@ -36,7 +36,7 @@ def test_trained_runs_become_one_page(runs, tmp_path, capsys):
     printed = capsys.readouterr().out
     table = [line.split() for line in printed.splitlines() if line.startswith("  ")]
     assert table[0] == ["ASWA", "against", "better", "equal", "worse", "median", "gain"]
-    assert [row[0] for row in table[1:]] == ["last", "best", "swa", "ema"]
+    assert [row[0] for row in table[1:]] == ["last", "best", "swa", "ema", "dense-aswa"]
     assert all(sum(map(int, row[1:4])) == 1 for row in table[1:])
     assert len({len(line) for line in printed.splitlines() if line.startswith("  ")}) == 1
     assert printed.startswith("link-prediction, test mrr, ")

@@ -193,6 +193,23 @@ OLDER_IMAGE = {
 }
 
 
+def test_without_a_choice_the_best_on_validation_is_saved_and_else_the_first_of_the_chosen():
+    assert KGERun(dataset="any").shipped == ImageRun(dataset="any").shipped == "auto"
+    assert KGERun(dataset="any").describe("out")["apply"] == "auto"
+    assert KGERun(dataset="any", apply="aswa").shipped == "aswa"
+    assert KGERun(dataset="any", strategies="ema,aswa").shipped == "ema"
+    assert "--apply" not in KGERun(dataset="any").command("out")
+
+
+def test_zero_stands_for_all_batches():
+    every = ImageRun(dataset="digits", bn_batches=0)
+    assert every.bn_batches is None
+    assert every == ImageRun(dataset="digits", bn_batches=None) != ImageRun(dataset="digits")
+    assert "--bn-batches 0" in every.command("out")
+    assert "--bn-batches" not in ImageRun(dataset="digits").command("out")
+    assert ImageRun.from_settings(every.to_settings({}, 1)) == every
+
+
 def test_settings_of_earlier_versions_are_read():
     links = KGERun(
         dataset="countries", model="keci", dim=16, epochs=20, scheme="1vsall", strategies=("aswa", "last"), seed=2
@@ -208,7 +225,9 @@ def test_settings_of_earlier_versions_are_read():
         augment=False,
         val_ratio=0.2,
         train_size=300,
+        bn_batches=None,
         precision="fp32",
+        strategies=("aswa", "swa", "ema", "best", "last"),
     )
     assert run_of(OLDER_KGE) == links
     assert run_of(OLDER_IMAGE) == images
@@ -261,7 +280,7 @@ STRATEGY_NAMES = ", ".join(NAMED)
         (
             KGERun,
             {"apply": "swad"},
-            "apply must be one of the strategies of the run (auto, aswa, swa, ema, best, last), got 'swad'.",
+            "apply must be one of the strategies of the run (auto, aswa, dense-aswa, swa, ema, best, last), got 'swad'.",
         ),
         (KGERun, {"strategies": None}, f"strategies must be a list of names from {STRATEGY_NAMES}, got None."),
         (ImageRun, {"epochs": 0}, "epochs must be a whole number of at least 1 or None, got 0."),
@@ -310,6 +329,11 @@ def test_strategies_have_options_in_python_in_settings_and_on_the_command_line()
         ("swa(start=-1)", "start must be an epoch (0, 1, 2, …) or a fraction of the run in [0, 1), got -1."),
         ("aswa(greater_is_better=False)", "The strategy 'aswa' has no option 'greater_is_better'. "),
         ("dense-aswa(score_snapshot=2)", "The option 'score_snapshot' of 'dense-aswa' must be bool, got 2."),
+        ("lawa(k=0)", "k must be a whole number of at least 1, got 0."),
+        ("swad(tolerance_ratio=-0.1)", "tolerance_ratio must be a number of at least 0, got -0.1."),
+        ("swad(n_tolerance=0)", "n_tolerance must be a whole number of at least 1, got 0."),
+        ("power-ema(wide=0.9)", "wide must be "),
+        ("bema(eta=2.0)", "eta must be "),
         ("ema(0.9)", "'ema(0.9)': expected options as name=value, each once, got '0.9'."),
         ("ema(decay=0.9", "'ema(decay=0.9' is not a strategy. "),
     ],

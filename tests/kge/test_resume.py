@@ -44,7 +44,7 @@ def test_a_command_killed_terminated_and_interrupted_and_resumed_has_the_same_re
     tables = [kept[f"{name}/averaged/entity_embeddings.weight"] for name in ("swa", "ema", "last")]
     assert not any(torch.equal(one, other) for one, other in itertools.combinations(tables, 2))
     trajectories, again = (load_trajectories(folder / "aswa_trajectory.json")[0] for folder in (straight, killed))
-    assert again.keys() == trajectories.keys() == {"aswa", "swa", "ema", "best", "last"}
+    assert again.keys() == trajectories.keys() == {"aswa", "dense-aswa", "swa", "ema", "best", "last"}
     for name, trajectory in trajectories.items():
         assert again[name].to_json() == trajectory.to_json()
         assert len(trajectory) == 40

@@ -76,8 +76,8 @@ def test_curves_have_means_and_ranges_over_seeds(tmp_path):
 
 def test_finished_runs_are_read_from_their_folders(tmp_path):
     runs = plan(TABLE, ["complex"], ["CoDEx-S"], [0], None, [0.01, 0.1])
-    assert [one.name for one in runs] == [f"codex-s-complex-0-30-lr{rate}-robustness" for rate in (0.01, 0.1)]
-    assert str(runs[1]).endswith("30 epochs, learning rate 0.1")
+    assert [one.name for one in runs] == [f"codex-s-complex-0-20-lr{rate}-robustness" for rate in (0.01, 0.1)]
+    assert str(runs[1]).endswith("20 epochs, learning rate 0.1")
     folder = tmp_path / runs[0].name
     folder.mkdir()
     records = Trajectory(
@@ -93,7 +93,7 @@ def test_finished_runs_are_read_from_their_folders(tmp_path):
     assert (found.rate, found.test, found.curves) == (0.01, {"best": 0.25}, {"best": [(4, 0.2), (8, 0.3)]})
     cells = {row["strategy"]: row["columns"] for row in rows(TABLE, runs, tmp_path)}
     assert {column: cell["ours"] for column, cell in cells["best"].items()} == {"0.01": 0.25, "0.1": None}
-    assert title(TABLE, runs) == "Test MRR by learning rate (epochs: 30; seeds: 0)"
+    assert title(TABLE, runs) == "Test MRR by learning rate (epochs: 20; seeds: 0)"
 
 
 @pytest.mark.parametrize("name", ["robustness", "robustness-images"])
