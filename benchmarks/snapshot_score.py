@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from tqdm import tqdm
-from transformers import set_seed
+from transformers import PrinterCallback, set_seed
 
 from aswa_hf import ASWACallback, DenseASWA
 from aswa_hf.checkpoint import library_versions
@@ -35,6 +35,7 @@ def train(dataset: str, options: argparse.Namespace, seed: int) -> dict[str, Any
         strategies = {WITH: DenseASWA, WITHOUT: lambda model: DenseASWA(model, score_snapshot=False)}
         callback = ASWACallback(trainer, metric="mrr", strategies=strategies, apply=WITH)
         trainer.add_callback(callback)
+        trainer.remove_callback(PrinterCallback)
         trainer.train()
     found: dict[str, Any] = {"dataset": kg.name, "seed": seed, "epochs": options.epochs}
     for name, strategy in callback.strategies.items():

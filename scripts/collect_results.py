@@ -53,7 +53,9 @@ def short_log(log: Path) -> str:
             }
         if "aswa/decision" in entry:
             row |= {"decision": DECISIONS[entry["aswa/decision"]], "members": str(entry["aswa/members"])}
-    columns = ["loss", *ORDER, "decision", "members"]
+        if "dense-aswa/decision" in entry:
+            row["dense decision"] = DECISIONS[entry["dense-aswa/decision"]]
+    columns = ["loss", *ORDER, "decision", "members", "dense decision"]
     columns = [name for name in columns if any(name in row for row in epochs.values())]
     lines = ["\t".join(["epoch", *columns])]
     lines += ["\t".join([str(epoch), *(row.get(name, "") for name in columns)]) for epoch, row in epochs.items()]

@@ -7,9 +7,10 @@ The results are those that `collect_results.py` keeps in `results/`. A table is 
     shapes [<dataset>…]             the MRR of multi-hop queries by shape, over all datasets and models
     paper <table> <dataset>         a table of the paper beside our numbers, and the differences
     decisions [<dataset>…]          what ASWA decided, and when
-    strategies                      all strategies in the same runs: test MRR or accuracy by dataset and model
-    ranks                           their mean ranks, wins and losses, and Wilcoxon's test
+    strategies [stopped]            all strategies in the same runs: test MRR or accuracy by dataset and model
+    ranks [short]                   their mean ranks, wins and losses, and Wilcoxon's test; or the ranks in a line
     robustness <dataset>            test MRR or accuracy by learning rate
+    headline [<dataset>…]           what strategies lose at ten times the best learning rate, in a sentence
     times <dataset>                 epochs to the quality of the best single epoch at the best learning rate
     tuned <metric>                  a metric of all strategies by recipe, beside the published MRR
     costs                           what the runs of recipes took
@@ -33,10 +34,12 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from aswa_hf.plotting import plot_panels
+from aswa_hf.comparison import AUTO
+from aswa_hf.experiments.settings import DEFAULT_STRATEGIES
+from aswa_hf.plotting import Panel, plot_panels
 from aswa_hf.reproduce.figures import paper_figures
 from aswa_hf.reproduce.ranks import REFERENCES, rankings, shown_p
-from aswa_hf.reproduce.robustness import Swept, by_rate, panels, shown_epochs, times_to_quality
+from aswa_hf.reproduce.robustness import Swept, best_rate, by_pair, by_rate, panels, shown_epochs, times_to_quality
 from aswa_hf.reproduce.show import ORDER
 from aswa_hf.reproduce.tables import IMAGES, KGE, MODELS, TABLES, TUNED, plain
 from aswa_hf.reproduce.tuned import COSTS, mean_costs, runs_of_recipes
@@ -44,8 +47,9 @@ from aswa_hf.style import BLUE, GREEN, ORANGE, PURPLE
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
-STRATEGIES = ORDER
+STRATEGIES = (*ORDER, AUTO)
 LABELS = {name: label for models in MODELS.values() for name, label in models.items()}
+RESULTS_PAGE = "https://github.com/aswa-hf/aswa-hf/blob/main/docs/results.md"
 PLACE = {"train-fit": "train", "multi-hop": "queries"}
 PAPER_EPOCHS = TABLES[KGE].epochs
 MARKED = re.compile(r"(<!-- table: (.*?) -->\n).*?(<!-- /table -->)", flags=re.DOTALL)
@@ -88,9 +92,25 @@ def metric_table(task: str, metric: str, *datasets: str) -> str:
     return "\n".join([*lines, "", wins(groups, names, metric)])
 
 
-def strategies_table() -> str:
-    """The mean test score of all strategies over seeds, the best of each row bold."""
-    groups = load_results("strategies", ())
+def strategies_groups(*, stopped: bool = False) -> Groups:
+    """The runs with all strategies, and "auto": the best on validation of those that `aswa-hf train` compares.
+
+    Runs that were stopped before their end are kept apart.
+    """
+    found_groups = load_results("strategies", ())
+    groups = {k: [r for r in results if r.get("stopped", False) == stopped] for k, results in found_groups.items()}
+    groups = {key: results for key, results in groups.items() if results}
+    for result in (result for results in groups.values() for result in results):
+        found, metric = result["strategies"], _metric(result)
+        known = [name for name in DEFAULT_STRATEGIES if name in found]
+        best = max(known, key=lambda name: found[name]["validation"][metric])
+        found[AUTO] = found[best]
+    return groups
+
+
+def strategies_table(which: str = "finished") -> str:
+    """The mean test score of all strategies over seeds, the best of each row bold; "stopped": of stopped runs."""
+    groups = strategies_groups(stopped=which == "stopped")
     names = strategies_of(groups)
     lines = [f"| dataset | model | {' | '.join(names)} |", "| --- | --- |" + " --- |" * len(names)]
     for (dataset, model), results in groups.items():
@@ -99,9 +119,9 @@ def strategies_table() -> str:
     return "\n".join(lines)
 
 
-def ranks_table() -> str:
-    """Mean ranks over pairs of dataset and model, each pair's score the mean over its seeds."""
-    groups = distinct_groups(load_results("strategies", ()))
+def ranks_table(length: str = "full") -> str:
+    """Mean ranks over pairs of dataset and model, each pair's score the mean over its seeds; "short" is a line."""
+    groups = distinct_groups(strategies_groups())
     rows = []
     for (dataset, model), results in groups.items():
         for name in strategies_of(groups):
@@ -110,7 +130,10 @@ def ranks_table() -> str:
             rows.append({**cell, "columns": {"score": {"ours": ours}}})
     against = " | ".join(f"{name} wins / ties / losses (p)" for name in REFERENCES)
     lines = [f"| weights | mean rank | {against} |", "| --- | --- |" + " --- |" * len(REFERENCES)]
-    for row in rankings(rows):
+    ranked = rankings(rows)
+    if length == "short":
+        return ", ".join(f"{row['strategy']} {row['rank']:.1f}" for row in ranked) + "."
+    for row in ranked:
         cells = []
         for name in REFERENCES:
             found = row["against"].get(name)
@@ -151,6 +174,26 @@ def robustness_table(*datasets: str) -> str:
         cells = [_spread(values[rate], bold=round(means[rate], 1) == best[rate]) for rate in rates]
         lines.append(f"| {name} | {' | '.join(cells)} | {max(means.values()) - min(means.values()):.1f} |")
     return "\n".join(lines)
+
+
+def headline(*datasets: str) -> str:
+    """In a sentence: what each strategy loses at ten times the best learning rate."""
+    lost: dict[str, list[float]] = defaultdict(list)
+    pairs = by_pair(swept(*datasets))
+    for runs in pairs.values():
+        rate = best_rate(runs)
+        for name in runs[0].test:
+            found = by_rate(runs, name)
+            high = min(found, key=lambda other: abs(other - 10 * rate))
+            lost[name].append(mean(found[rate]) - mean(found[high]))
+    points = {name: f"{mean(values):.0f}" for name, values in lost.items()}
+    seeds = len({run.seed for runs in pairs.values() for run in runs})
+    where = " and ".join(f"{LABELS[model]} on {dataset}" for dataset, model in pairs)
+    return (
+        f"**A learning rate that is ten times too high** costs ASWA {points['aswa']} points of test MRR, early "
+        f"stopping {points['best']}, SWA {points['swa']}, EMA {points['ema']} and plain training {points['last']} "
+        f"({where}, {seeds} seeds; [more]({RESULTS_PAGE}#at-learning-rates-that-nobody-tuned))."
+    )
 
 
 def times_table(*datasets: str) -> str:
@@ -269,7 +312,8 @@ def snapshot_table() -> str:
     for run in runs:
         scores = [100 * run[name]["test"] for name in names]
         cells = " | ".join(f"{value:.1f}" for value in scores)
-        lines.append(f"| {run['dataset']} | {run['seed']} | {run['epochs']} | {cells} | {scores[1] - scores[0]:+.1f} |")
+        about = " | ".join(str(run[name]) for name in ("dataset", "seed", "epochs"))
+        lines.append(f"| {about} | {cells} | {scores[1] - scores[0]:+.1f} |")
     return "\n".join(lines)
 
 
@@ -429,6 +473,22 @@ def language_table() -> str:
     return "\n".join(lines)
 
 
+def epoch_panels() -> list[Panel]:
+    """Validation scores by epoch of runs with all strategies whose logs are kept: those with many steps per epoch."""
+    found = []
+    for path in sorted((RESULTS / "logs").glob("*-strategies.tsv"), reverse=True):
+        result = json.loads((RESULTS / "strategies" / f"{path.stem}.json").read_text(encoding="utf-8"))
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file, delimiter="\t"))
+        curves = {}
+        for name in ("last", "ema", "aswa", "dense-aswa"):
+            points = {float(row["epoch"]): 100 * float(row[name]) for row in rows if row[name]}
+            curves[name] = {epoch: (score, score, score) for epoch, score in points.items()}
+        title = f"{LABELS[result['model']]} on {result['dataset']}"
+        found.append(Panel(title, "epoch", f"validation {_metric(result)} (%)", curves))
+    return found
+
+
 OTHERS: dict[str, Callable[..., str]] = {
     "shapes": shapes_table,
     "paper": paper_table,
@@ -437,6 +497,7 @@ OTHERS: dict[str, Callable[..., str]] = {
     "ranks": ranks_table,
     "robustness": robustness_table,
     "times": times_table,
+    "headline": headline,
     "tuned": tuned_table,
     "costs": costs_table,
     "bn": bn_table,
@@ -457,6 +518,8 @@ def main() -> None:
     draw_trajectories(
         ROOT / "docs" / "results.png", [("UMLS", "complex"), ("KINSHIP", "complex"), ("FB15k-237", "complex")]
     )
+    if found := epoch_panels():
+        plot_panels([found], ROOT / "docs" / "many-steps.png")
     if runs := swept():
         plot_panels(list(panels(runs, LABELS)), ROOT / "docs" / "robustness.png")
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):

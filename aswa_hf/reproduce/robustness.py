@@ -169,12 +169,17 @@ def panels(runs: Iterable[Swept], names: Mapping[str, str]) -> Iterator[tuple[Pa
         )
 
 
-def high_rate(runs: Sequence[Swept]) -> float:
-    """The next learning rate above the one that is best for a single epoch, on validation."""
+def best_rate(runs: Sequence[Swept]) -> float:
+    """The learning rate that is best for a single epoch, on validation."""
     rates = sorted({run.rate for run in runs})
     means = {rate: fmean(max(s for _, s in run.curves["best"]) for run in runs if run.rate == rate) for rate in rates}
-    best = max(means, key=lambda rate: means[rate])
-    return rates[min(rates.index(best) + 1, len(rates) - 1)]
+    return max(means, key=lambda rate: means[rate])
+
+
+def high_rate(runs: Sequence[Swept]) -> float:
+    """The next learning rate above the one that is best for a single epoch."""
+    rates = sorted({run.rate for run in runs})
+    return rates[min(rates.index(best_rate(runs)) + 1, len(rates) - 1)]
 
 
 def _mean_curve(curves: Sequence[Curve]) -> dict[float, tuple[float, float, float]]:

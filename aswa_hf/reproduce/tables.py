@@ -214,7 +214,7 @@ TABLES = {
             _LINKS,
             name="robustness",
             title="Test MRR by learning rate",
-            datasets=("CoDEx-S", "FB15k-237"),
+            datasets=("UMLS", "KINSHIP", "CoDEx-S", "FB15k-237"),
             models=("complex",),
             columns={},
             figures=(),
@@ -222,7 +222,7 @@ TABLES = {
             sweeps={
                 "codexs": Sweep((0.0003, 0.001, 0.003, 0.01, 0.03), _CODEX | {"epochs": 20}),
                 "fb15k237": Sweep(_RATES, {"epochs": 8}),
-                "": Sweep(_RATES),
+                "": Sweep((0.003, 0.01, 0.03, 0.1, 0.3), {"epochs": 60}),
             },
         ),
         replace(

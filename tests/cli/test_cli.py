@@ -277,7 +277,7 @@ def test_an_image_classifier_is_trained_tested_with_every_strategy_and_loaded_by
         assert f"{100 * found['test']['accuracy']:.2f}" in row
     assert results["strategies"]["fge"]["members"] == 2
 
-    # The weights at the root are the best on validation, for timm and for transformers, on images prepared as they say.
+    # The weights at the root are the best on validation, for timm and transformers, on images prepared as they say.
     import timm
     from torch.utils.data import DataLoader
     from transformers import AutoModelForImageClassification

@@ -280,7 +280,7 @@ STRATEGY_NAMES = ", ".join(NAMED)
         (
             KGERun,
             {"apply": "swad"},
-            "apply must be one of the strategies of the run (auto, aswa, dense-aswa, swa, ema, best, last), got 'swad'.",
+            f"apply must be one of the strategies of the run (auto, {', '.join(DEFAULT_STRATEGIES)}), got 'swad'.",
         ),
         (KGERun, {"strategies": None}, f"strategies must be a list of names from {STRATEGY_NAMES}, got None."),
         (ImageRun, {"epochs": 0}, "epochs must be a whole number of at least 1 or None, got 0."),
