@@ -110,12 +110,17 @@ def strategies_groups(*, stopped: bool = False) -> Groups:
 
 def strategies_table(which: str = "finished") -> str:
     """The mean test score of all strategies over seeds, the best of each row bold; "stopped": of stopped runs."""
-    groups = strategies_groups(stopped=which == "stopped")
-    names = strategies_of(groups)
+    stopped = which == "stopped"
+    groups = strategies_groups(stopped=stopped)
+    some = {name for results in groups.values() for result in results for name in result["strategies"]}
+    names = [name for name in STRATEGIES if name in some] if stopped else strategies_of(groups)
     lines = [f"| dataset | model | {' | '.join(names)} |", "| --- | --- |" + " --- |" * len(names)]
     for (dataset, model), results in groups.items():
-        means = [[mean(score(result, name, _metric(result)) for result in results)] for name in names]
-        lines.append(f"| {dataset} | {LABELS[model]} | {' | '.join(_cells(means))} |")
+        has = [name for name in names if all(name in result["strategies"] for result in results)]
+        means = [[mean(score(result, name, _metric(result)) for result in results)] for name in has]
+        cells = dict(zip(has, _cells(means), strict=True))
+        shown = " | ".join(cells.get(name, "–") for name in names)
+        lines.append(f"| {dataset} | {LABELS[model]} | {shown} |")
     return "\n".join(lines)
 
 

@@ -122,6 +122,7 @@ def test_the_command_of_a_single_run_repeats_it():
     assert run.command("runs/a") == f"{expected} --seed 3 --output-dir runs/a"
     (image,) = plan(TABLES["cifar"], ["vgg16_bn_cifar"], ["digits"], [0], [2], train_size=100)
     expected = "aswa-hf train image --dataset digits --model vgg16_bn_cifar --epochs 2 --fge --train-size 100"
+    expected += " --strategies aswa,swa,ema,best,last"
     assert image.settings.command("runs/b") == f"{expected} --output-dir runs/b"
 
 
