@@ -30,6 +30,7 @@ ORDER = [
     "plotting",
     "interactive",
     "run_folder",
+    "hub_requests",
     "kge",
     "vision",
     "hub",

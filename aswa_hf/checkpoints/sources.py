@@ -200,13 +200,16 @@ def _from_hub(repo: str, revisions: list[str] | None, report: Callable[[str], No
     """The weights of a repository at several revisions, or its folders checkpoint-N."""
     from huggingface_hub import list_repo_files, snapshot_download
 
+    from aswa_hf.hub_requests import bounded_requests
+
     def download(revision: str | None, **patterns: Any) -> Path:
         report(f"downloading {repo}" + (f"@{revision}" if revision else ""))
         try:
-            names = list_repo_files(repo, revision=revision)
-            if not any(name.endswith(".safetensors") for name in names):
-                raise ValueError(_no_weights(f"{repo}@{revision}" if revision else repo, names))
-            return Path(snapshot_download(repo, revision=revision, **patterns))
+            with bounded_requests():
+                names = list_repo_files(repo, revision=revision)
+                if not any(name.endswith(".safetensors") for name in names):
+                    raise ValueError(_no_weights(f"{repo}@{revision}" if revision else repo, names))
+                return Path(snapshot_download(repo, revision=revision, **patterns))
         except OSError as error:
             reason = " ".join(str(error).split())
             raise OSError(

@@ -100,7 +100,11 @@ def recipes_listed() -> Group:
 def read_recipes(path: Path) -> Iterator[Recipe]:
     """The recipes of a file; raises ValueError with the file and the field if one is invalid."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            # A few of them can stand for more text than fits into memory.
+            raise ValueError("it has aliases (*name). Write the values themselves.")
+        content = yaml.safe_load(text)
     except FileNotFoundError:
         raise ValueError(f"There is no file of recipes {path}.{nearest_path(path)}") from None
     except (OSError, UnicodeError, yaml.YAMLError, RecursionError, ValueError) as error:

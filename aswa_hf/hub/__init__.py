@@ -2,6 +2,6 @@
 
 from aswa_hf.hub.push import push_to_hub
 from aswa_hf.hub.repository import read_history, save_run, write_repository
-from aswa_hf.hub.requests import HubError
+from aswa_hf.hub_requests import HubError
 
 __all__ = ["HubError", "push_to_hub", "read_history", "save_run", "write_repository"]

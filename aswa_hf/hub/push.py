@@ -23,7 +23,7 @@ from aswa_hf.hub.repository import (
     save_run,
     write_repository,
 )
-from aswa_hf.hub.requests import TIMEOUT, HubError, Step, bounded_requests, is_passing, status_of
+from aswa_hf.hub_requests import TIMEOUT, HubError, Step, bounded_requests, is_passing, status_of
 from aswa_hf.run_folder import ADAPTER_CONFIG, CARD
 from aswa_hf.strategies import Strategy
 

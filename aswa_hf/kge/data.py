@@ -18,6 +18,7 @@ from datasets import Dataset, DatasetDict
 
 from aswa_hf._utils.files import nearest_path, read_json, refuse_mistyped
 from aswa_hf._utils.warnings import warn_caller
+from aswa_hf.hub_requests import bounded_requests
 from aswa_hf.kge.configuration_kge import KGEConfig
 from aswa_hf.kge.labels import labelled, read_labels
 from aswa_hf.kge.reading import COLUMNS, SUFFIXES, Triples, from_table, read_triples, refuse_empty
@@ -111,12 +112,25 @@ def _mapped(column: Any) -> np.ndarray:
     return found
 
 
+def _opened(path: Path) -> Dataset:
+    """Opens the triples of a numbered graph; raises ValueError if they are damaged."""
+    try:
+        dataset = Dataset.from_file(str(path))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error}. Number the graph again.") from None
+    if dataset.column_names != list(COLUMNS):
+        raise ValueError(f"{path} is damaged: expected the columns {', '.join(COLUMNS)}. Number the graph again.")
+    return dataset
+
+
 class NumberedGraph(KnowledgeGraph):
     """A graph in a folder that `number_graph` has written; its labels are read when they are first asked for."""
 
     def __init__(self, folder: Path):
         about = read_json(folder / ABOUT, _Numbers)
-        splits = {split: Dataset.from_file(str(folder / f"{split}.arrow")) for split in about["splits"]}
+        if about["splits"].keys() != SPLITS.keys() or min(about["entities"], about["relations"]) < 1:
+            raise ValueError(f"{folder / ABOUT} is damaged: expected entities, relations and {', '.join(SPLITS)}.")
+        splits = {split: _opened(folder / f"{split}.arrow") for split in SPLITS}
         DatasetDict.__init__(self, splits)
         self.folder, self.name, self.unseen = folder, folder.resolve().name, {}
         self._sizes = about["entities"], about["relations"]
@@ -254,7 +268,8 @@ def split_files(folder: Path) -> dict[str, Path]:
 def _dataset(name: str, revision: str | None, cache_dir: str | os.PathLike[str] | None) -> dict[str, Triples]:
     """The splits of a dataset on the Hub, or of a folder that is laid out like one."""
     try:
-        loaded = datasets.load_dataset(name, revision=revision, cache_dir=cache_dir and str(cache_dir))
+        with bounded_requests():
+            loaded = datasets.load_dataset(name, revision=revision, cache_dir=cache_dir and str(cache_dir))
     except Exception as error:  # of many kinds, by what the folder or the repository holds
         raise ValueError(_NOT_FOUND.format(name, error)) from error
     found = {}

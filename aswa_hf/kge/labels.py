@@ -35,12 +35,16 @@ def _label(path: Path, key: str, value: Any) -> str:
 
 
 def _read_tsv(path: Path) -> dict[str, str]:
-    found = {}
-    with path.open(encoding="utf-8", newline="") as file:
-        for number, row in enumerate(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE), 1):
-            if len(row) != 2 or not row[1].strip():
-                raise ValueError(f"{path}, line {number}: expected an identifier, a tab and a label, got {row!r}.")
-            found[row[0]] = row[1]
+    found: dict[str, str] = {}
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            for number, row in enumerate(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE), 1):
+                if len(row) != 2 or not row[1].strip() or row[0] in found:
+                    expected = "an identifier, a tab and a label, each identifier once"
+                    raise ValueError(f"{path}, line {number}: expected {expected}, got {str(row)[:100]}.")
+                found[row[0]] = row[1]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path} cannot be read: {error}. Expected UTF-8 text of two columns.") from None
     return found
 
 

@@ -15,6 +15,7 @@ from aswa_hf._utils.checks import check_whole_number
 from aswa_hf._utils.files import refuse_mistyped
 from aswa_hf._utils.paths import check_inside
 from aswa_hf._utils.tensors import read_header
+from aswa_hf.hub_requests import bounded_requests
 from aswa_hf.kge.configuration_kge import KGEConfig
 from aswa_hf.kge.modeling_kge import KGEModel
 from aswa_hf.kge.vocab import KGVocab
@@ -52,6 +53,11 @@ class LinkPredictor:
     def from_pretrained(cls, path_or_repo: Any, *, kg: KnowledgeGraph | None = None, **options: Any) -> LinkPredictor:
         """Loads model and vocabulary from a folder or a Hub repository (`revision=`, `token=`, …)."""
         refuse_mistyped(path_or_repo)
+        with bounded_requests():
+            return cls(*cls._load(path_or_repo, options), kg)
+
+    @staticmethod
+    def _load(path_or_repo: Any, options: dict[str, Any]) -> tuple[KGEModel, KGVocab]:
         if Path(path_or_repo).is_dir():
             check_inside(Path(path_or_repo))
         try:
@@ -73,7 +79,7 @@ class LinkPredictor:
                 f"Found no link predictor at {str(path_or_repo)!r}: neither a folder with a saved model nor a Hub "
                 f"repository ({error})"
             ) from error
-        return cls(model, KGVocab.from_pretrained(path_or_repo, **options), kg)
+        return model, KGVocab.from_pretrained(path_or_repo, **options)
 
     @torch.no_grad()
     def predict(

@@ -84,7 +84,7 @@ def push_space(run: str | Path, repo_id: str, *, private: bool | None = None, to
     from huggingface_hub import HfApi, get_token
 
     from aswa_hf.hub import HubError
-    from aswa_hf.hub.requests import TIMEOUT, bounded_requests
+    from aswa_hf.hub_requests import TIMEOUT, bounded_requests
 
     check_repo_id(repo_id)
     token = token or get_token()

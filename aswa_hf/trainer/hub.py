@@ -21,7 +21,7 @@ from aswa_hf.checkpoint import library_versions
 from aswa_hf.comparison import Metrics, Score
 from aswa_hf.hub import HubError, push_to_hub
 from aswa_hf.hub.repository import check_repo_id, describe_strategy, write_card
-from aswa_hf.hub.requests import TIMEOUT, Step, bounded_requests
+from aswa_hf.hub_requests import TIMEOUT, Step, bounded_requests
 from aswa_hf.run_folder import PICTURE
 from aswa_hf.strategies import Strategy
 from aswa_hf.trajectory import encode_number

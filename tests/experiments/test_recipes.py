@@ -6,7 +6,7 @@ from commands import call, outcome
 
 import aswa_hf.experiments.kge
 from aswa_hf.experiments import KGERun
-from aswa_hf.experiments.recipes import find_recipe, recipes
+from aswa_hf.experiments.recipes import find_recipe, read_recipes, recipes
 
 COMPLEX = find_recipe("fb15k-237/complex")
 
@@ -84,3 +84,11 @@ def test_a_mistake_in_a_recipe_is_one_line_before_data_is_loaded(text, problem, 
 )
 def test_settings_that_do_not_fit_together_are_refused_before_data_is_loaded(flags, problem, tmp_path):
     assert problem in call("train", "kge", "--dataset", tmp_path, "--output-dir", tmp_path / "out", *flags.split())
+
+
+def test_a_file_with_aliases_is_refused_before_they_are_expanded(tmp_path):
+    lists = ["&a0 [x, x]", *(f"&a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 60))]
+    path = tmp_path / "own.yaml"
+    path.write_text(f"small:\n  settings:\n    dim: [{', '.join(lists)}]\n")
+    with pytest.raises(ValueError, match=r"own.yaml is not a file of recipes: it has aliases"):
+        list(read_recipes(path))

@@ -1,5 +1,6 @@
 """Faults of the Hub at every request of a push: it ends soon, in one line, without the token, with nothing or all."""
 
+import functools
 import inspect
 import itertools
 import random
@@ -7,17 +8,21 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
+from hub_api import STEPS
 from hub_client import TOKEN, hub_in_process
 from huggingface_hub import close_session, get_session, set_client_factory
 from huggingface_hub.utils import _http
 from transformers import BertConfig, BertForSequenceClassification
 
 from aswa_hf import ASWA
+from aswa_hf.checkpoints import average_checkpoints
 from aswa_hf.cli.push import push as push_command
 from aswa_hf.hub import HubError, push_to_hub, save_run, write_repository
-from aswa_hf.hub.requests import TIMEOUT, bounded_requests
+from aswa_hf.hub_requests import TIMEOUT, bounded_requests
+from aswa_hf.kge import LinkPredictor
 
 SHORT = 0.5  # seconds, where any error will do
 PATIENT = 2.0  # where all other requests must be answered in time, also on a busy machine
@@ -165,7 +170,7 @@ def test_passing_faults_are_waited_out_and_a_long_wait_is_refused(hub, run, monk
     assert [commit.title for commit in hub.repos["user/model"].commits] == TITLES
     hub.fail("preupload", 429, **{"Retry-After": "3600"})
     waits.clear()
-    with pytest.raises(HubError, match="the server asks to wait for 3600 s: push again after that"):
+    with pytest.raises(HubError, match="the server asks to wait for 3600 s: try again after that"):
         push(hub, run)
     assert waits == []
 
@@ -205,3 +210,25 @@ def test_a_timeout_is_a_time_and_the_commands_default_is_the_functions(run):
     assert inspect.signature(push_command).parameters["timeout"].default == TIMEOUT
     with pytest.raises(ValueError, match="timeout must be above 0 seconds, got 0"):
         push_to_hub(run, "user/model", token=TOKEN, timeout=0)
+
+
+def test_reading_from_a_hub_that_stops_answering_ends_without_repetition(hub, caplog, monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_ETAG_TIMEOUT", SHORT)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", hub.endpoint)
+    template = f"{hub.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+    short = functools.partial(bounded_requests, SHORT)
+    for place in ("aswa_hf.kge.predict", "aswa_hf.hub_requests"):
+        monkeypatch.setattr(f"{place}.bounded_requests", short)
+    for step in STEPS:
+        hub.stall(step, "before", 99)
+    began = time.monotonic()
+    with pytest.raises(OSError, match="Found no link predictor at 'user/model'"):
+        LinkPredictor.from_pretrained("user/model")
+    with pytest.raises(OSError, match=r"Could not download user/model@v1 from the Hub: no answer to GET .* for 0.5 s"):
+        average_checkpoints("user/model@v1,v2", strategy="uniform")
+    assert time.monotonic() - began < 30
+    assert "Waiting for the Hub to answer HEAD" in caplog.text
+    paths = [(request.method, request.path) for request in hub.log if "/user/model" in request.path]
+    assert sorted(set(paths)) == sorted(paths)  # each was sent once

@@ -86,3 +86,18 @@ def test_keys_that_do_not_fit_are_refused(kg, tmp_path):
     (tmp_path / "run" / "keys.json").write_text('{"entities": ["Q1"]}')
     with pytest.raises(ValueError, match=r"keys.json is damaged: There must be one key for each label"):
         KGVocab.from_pretrained(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"\xff\xfeP1\toccupation\n", "relations.tsv cannot be read: 'utf-8' codec"),
+        (b"P1\toccupation\nP1\tjob\n", "relations.tsv, line 2: expected an identifier"),
+        (b"P1\n", "relations.tsv, line 1"),
+        (b"P1\t" + b"x" * 200_000 + b"\n", "relations.tsv cannot be read: field larger than field limit"),
+    ],
+)
+def test_labels_that_are_no_text_of_two_columns_are_refused(folder, content, told):
+    (folder / "relations.tsv").write_bytes(content)
+    with pytest.raises(ValueError, match=told):
+        load_kg(folder)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from huggingface_hub import get_session
+from huggingface_hub.errors import OfflineModeIsEnabled
 from huggingface_hub.utils import _http
 
 TIMEOUT = 20.0  # seconds
@@ -28,12 +29,15 @@ class HubError(OSError):
     """Raised if a push fails; says at which step and why, and that the push can be repeated."""
 
 
-class NoAnswerError(HubError):
-    """Raised instead of the library's timeout, which it would wait for five more times."""
+class NoAnswerError(HubError, OfflineModeIsEnabled):
+    """Raised instead of the library's timeout, which it would wait for five more times.
+
+    To the library it means that there is no Hub: a download takes what is in the cache.
+    """
 
 
 @contextmanager
-def bounded_requests(timeout: float) -> Iterator[None]:
+def bounded_requests(timeout: float = TIMEOUT) -> Iterator[None]:
     """Inside the block, every request of huggingface_hub ends after `timeout` seconds without an answer.
 
     The client stays the same, and so do timeouts of its own and of single requests.
@@ -43,9 +47,9 @@ def bounded_requests(timeout: float) -> Iterator[None]:
 
     def limit(request: Any) -> None:
         limits = request.extensions.get("timeout") or {}
-        if limits.get("read") is None:
-            watch = _Watch(f"{request.method} {_without_query(str(request.url))}", timeout)
-            request.extensions.setdefault("trace", watch)
+        seconds = timeout if limits.get("read") is None else limits["read"]
+        watch = _Watch(f"{request.method} {_without_query(str(request.url))}", seconds)
+        request.extensions.setdefault("trace", watch)
         for kind in ("connect", "read", "write", "pool"):
             limits[kind] = timeout if limits.get(kind) is None else limits[kind]
         request.extensions["timeout"] = limits
@@ -55,7 +59,7 @@ def bounded_requests(timeout: float) -> Iterator[None]:
     def check_wait(response: Any) -> None:
         waits.append(_retry_after(response))
         if sum(waits) > LONGEST_WAIT:  # the library would wait that long
-            raise HubError(f"the server asks to wait for {waits[-1]:g} s: push again after that")
+            raise HubError(f"the server asks to wait for {waits[-1]:g} s: try again after that")
 
     def attach(client: Any) -> Any:
         hooks = client.event_hooks
