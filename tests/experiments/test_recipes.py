@@ -42,10 +42,15 @@ def test_a_file_of_ones_own_has_recipes_too(trained, tmp_path):
     assert trained == [KGERun(dataset="graph", dim=8, epochs=2)]
 
 
-def test_recipes_are_listed(capsys):
+def test_recipes_are_listed_with_what_they_reached(capsys):
     status, output, _ = outcome(capsys, "train", "kge", "--recipes")
     assert status == 0
-    assert all(recipe.name in output for recipe in recipes())
+    lines = {line.split()[0]: line.split()[1:] for line in output.splitlines() if line.strip()}
+    for recipe in recipes():
+        reached = recipe.reached and [f"{recipe.reached['mrr']['aswa']:.3f}", str(recipe.reached["cpu_seconds"])]
+        shown = lines[recipe.name]
+        assert shown[0] == f"{recipe.published:.3f}"
+        assert [shown[1], shown[-1]] == (reached or ["not", "run"])
 
 
 @pytest.mark.parametrize(
@@ -56,6 +61,9 @@ def test_recipes_are_listed(capsys):
         ("small: {settings: {query_dropout: 1}}", "query_dropout must be a number of at least 0 below 1, got 1."),
         ("small: {dim: 8}", "small must be a mapping with the key settings."),
         ("small: {settings: {}, note: x}", "small has the unknown key 'note'. Expected about, settings,"),
+        ("small: {settings: {}, published: 46.5}", "published must be an MRR between 0 and 1, got 46.5."),
+        ("small: {settings: {}, about: [x]}", "small: about must be text, got ['x']."),
+        ("small: {settings: {loss: binary, scheme: 1vsall}}", "--loss must be softmax for 1vsall, got 'binary'."),
         ("- small", "is not a file of recipes: expected a mapping"),
         ("small: {settings: [", "is not a file of recipes: while parsing"),
         ("big: {settings: {}}", "There is no recipe '"),
