@@ -38,7 +38,9 @@ def followed(trainer, **options):
     return callback
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["lora", pytest.param("dora", marks=pytest.mark.slow), pytest.param("ia3", marks=pytest.mark.slow)]
+)
 def test_the_ensemble_of_an_adapter_loads_with_peft_and_merges(kind, tmp_path):
     base = saved_base(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(base)
