@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from commands import call
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from aswa_hf.kge import DistMult, KGEConfig, KGVocab, generate_queries, load_kg, save_queries
@@ -89,7 +90,9 @@ def test_the_weights_of_a_runs_strategies_are_compared(run_folder, tmp_path, cap
 
     tensors = {f"aswa/averaged/{key}": tensor for key, tensor in weights.items()}
     tensors |= {f"last/averaged/{key}": tensor for key, tensor in last.items()}
-    save_file(tensors, run / "aswa" / "average.safetensors")
+    with safe_open(run / "aswa" / "average.safetensors", "pt") as averages:
+        state = averages.metadata()
+    save_file(tensors, run / "aswa" / "average.safetensors", metadata=state)
     assert not call("evaluate", str(run), *options, "--strategies", "last,aswa", "--json")
     assert json.loads(capsys.readouterr().out) == {"last": running, "aswa": ensemble}
     assert not call("evaluate", str(run), *options, "--strategies", "last,aswa")
