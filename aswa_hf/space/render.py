@@ -37,7 +37,8 @@ CSS = (
 .aswa .scroll { overflow-x: auto; }
 .aswa .error { border-left: 4px solid var(--hard); padding: 8px 12px; background: var(--note); }
 .aswa .error, .aswa .output { color: var(--ink); overflow-wrap: anywhere; }
-.aswa ol.chain { margin: 2px 0 0; padding-left: 18px; color: var(--soft-ink); font-size: 13px; }
+.aswa ol.chain { margin: 2px 0 0; padding-left: 18px; color: var(--soft-ink); font-size: 13px; font-weight: 400; }
+.gradio-container .aswa ol.chain li { font-weight: 400; }
 .aswa .nodes { max-width: 640px; display: block; margin: 0 auto; }
 .aswa .nodes text { fill: var(--ink); font: 13px system-ui, sans-serif; }
 .aswa .nodes .relation { fill: var(--soft-ink); font-size: 11px; }
