@@ -49,6 +49,8 @@ def damage(folder: Path, marker: Path, required: str) -> str | None:
     except (OSError, ValueError):
         return f"{marker.name} cannot be read"
     expected = {name: (about["size"], about["crc32"]) for name, about in files.items()}
+    if not expected or any(Path(name).is_absolute() or ".." in Path(name).parts for name in expected):
+        return f"{marker.name} does not list the files of this folder"
     for name, (size, _) in expected.items():
         if not (folder / name).is_file():
             return f"{name} is missing"

@@ -72,3 +72,18 @@ def test_without_a_marker_a_truncated_file_is_found_by_its_format(folder, name, 
 def test_without_a_marker_the_last_file_must_be_there(folder):
     (folder / "trainer_state.json").unlink()
     assert damaged(folder) == "it has no trainer_state.json"
+
+
+@pytest.mark.parametrize(
+    "files", ["{}", '{"../other": {"size": 0, "crc32": 0}}', '{"/dev/null": {"size": 0, "crc32": 0}}']
+)
+def test_a_marker_that_lists_nothing_or_files_elsewhere_makes_no_folder_valid(folder, files):
+    (folder.parent / "other").write_bytes(b"")
+    (folder / "aswa" / "commit.json").write_text(f'{{"files": {files}}}')
+    assert damaged(folder) == "commit.json does not list the files of this folder"
+
+
+@pytest.mark.parametrize("number", ["1e400", "NaN", "Infinity", "true", '"1"', "9" * 5000, "1" + "0" * 400, "null"])
+def test_a_marker_with_a_number_that_is_none_is_damaged(folder, number):
+    (folder / "aswa" / "commit.json").write_text(f'{{"files": {{"optimizer.pt": {{"size": {number}, "crc32": 1}}}}}}')
+    assert damaged(folder) == "commit.json cannot be read"
