@@ -1,7 +1,7 @@
 """Writes the tables of measured results into the pages that show them, and draws the trajectories: `make tables`.
 
 The results are those that `collect_results.py` keeps in `results/`. A table is between `<!-- table: … -->` and
-`<!-- /table -->`; in the mark are
+`<!-- /table -->`, a sentence within a line between `<!-- figure: … -->` and `<!-- /figure -->`; in the mark are
 
     <task> <metric> [<dataset>…]    a metric of all strategies by dataset and model; of multi-hop, a shape
     shapes [<dataset>…]             the MRR of multi-hop queries by shape, over all datasets and models
@@ -53,6 +53,7 @@ RESULTS_PAGE = "https://github.com/aswa-hf/aswa-hf/blob/main/docs/results.md"
 PLACE = {"train-fit": "train", "multi-hop": "queries"}
 PAPER_EPOCHS = TABLES[KGE].epochs
 MARKED = re.compile(r"(<!-- table: (.*?) -->\n).*?(<!-- /table -->)", flags=re.DOTALL)
+SENTENCE = re.compile(r"(<!-- figure: (.*?) -->).*?(<!-- /figure -->)")
 
 Result = dict[str, Any]
 Groups = dict[tuple[str, str], list[Result]]
@@ -516,7 +517,12 @@ OTHERS: dict[str, Callable[..., str]] = {
 def filled(mark: re.Match[str]) -> str:
     kind, *arguments = mark[2].split()
     text = OTHERS[kind](*arguments) if kind in OTHERS else metric_table(kind, *arguments)
-    return f"{mark[1]}\n{text}\n\n{mark[3]}"
+    return f"{mark[1]}{text}{mark[3]}" if mark.re is SENTENCE else f"{mark[1]}\n{text}\n\n{mark[3]}"
+
+
+def filled_page(text: str) -> str:
+    """A page with all of its tables and sentences."""
+    return SENTENCE.sub(filled, MARKED.sub(filled, text))
 
 
 def main() -> None:
@@ -529,7 +535,7 @@ def main() -> None:
         plot_panels(list(panels(runs, LABELS)), ROOT / "docs" / "robustness.png")
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         text = page.read_text(encoding="utf-8")
-        new = MARKED.sub(filled, text)
+        new = filled_page(text)
         if new != text:
             page.write_text(new, encoding="utf-8")
 

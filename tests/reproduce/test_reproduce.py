@@ -223,7 +223,7 @@ def test_the_tables_of_the_pages_are_those_of_the_kept_results(monkeypatch):
     texts = [page.read_text(encoding="utf-8") for page in pages]
     assert sum(len(tables.MARKED.findall(text)) for text in texts) > 10
     for page, text in zip(pages, texts, strict=True):
-        assert tables.MARKED.sub(tables.filled, text) == text, f"{page.name} is not up to date: make tables"
+        assert tables.filled_page(text) == text, f"{page.name} is not up to date: make tables"
     sys.modules.pop("tables")
 
 
