@@ -333,8 +333,6 @@ class KGERun(TrainingRun):
         if bool(self.regularization) != (self.regularizer is not None):
             name, other = ("regularizer", "regularization")[:: 1 if self.regularization else -1]
             raise SettingError(name, f"must be given with --{other} {getattr(self, other)}.")
-        if self.shard_entities and self.entity_dropout:
-            raise SettingError("entity_dropout", "is not supported with --shard-entities; use --query-dropout.")
         blocks = {"complex": 2, "qmult": 4, "keci": 1 + self.p + self.q}.get(self.model, 1)
         if self.dim % blocks:
             raise SettingError("dim", f"must be a multiple of {blocks} for {self.model}, got {self.dim}.")

@@ -48,6 +48,7 @@ CHANGED = [
         loss="softmax",
         negatives=8,
         shared_negatives=True,
+        shard_entities=True,
         adversarial_temperature=0.5,
         label_smoothing=0.1,
         entity_dropout=0.2,

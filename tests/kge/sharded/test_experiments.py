@@ -5,7 +5,6 @@ import sharded_jobs
 from sharded_jobs import assert_near
 
 from aswa_hf.experiments.evaluation import each_strategy
-from aswa_hf.experiments.settings import KGERun, SettingError
 from aswa_hf.kge import KGEModel, evaluate_link_prediction, load_kg
 
 
@@ -46,8 +45,3 @@ def test_a_killed_run_is_resumed_by_as_many_and_by_more_processes(processes, fol
     for one in processes.run("sharded_jobs.experiment", 3, folder, name="other run", resume=True):
         assert one["world"] == 3
         assert_near(one["strategies"], two[0]["strategies"], 1e-6)
-
-
-def test_dropout_of_the_whole_table_is_refused():
-    with pytest.raises(SettingError, match="entity_dropout is not supported with --shard-entities"):
-        KGERun(dataset="countries", shard_entities=True, entity_dropout=0.1)
