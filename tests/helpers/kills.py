@@ -28,7 +28,7 @@ from training import make_trainer, with_aswa
 
 import aswa_hf.experiments.image
 import aswa_hf.experiments.kge  # noqa: F401  here and not in every process
-from aswa_hf import checkpoint
+from aswa_hf._utils import shard_files
 from aswa_hf.cli import main as aswa_hf_main
 from aswa_hf.run_folder import last_trainer_checkpoint, newest_checkpoint
 
@@ -38,7 +38,7 @@ COMMANDS = {
     " --augment --epochs 4 --fge",
 }
 CALLS = [(os, "fsync"), (os, "replace"), (os, "rename"), (os, "unlink"), (os, "rmdir"), (shutil, "rmtree")]
-CALLS += [(torch, "save"), (checkpoint, "save_file"), (torch.optim.Optimizer, "zero_grad")]
+CALLS += [(torch, "save"), (shard_files, "save_file"), (torch.optim.Optimizer, "zero_grad")]
 
 
 def counted(at: int | None) -> list[int]:
