@@ -62,6 +62,7 @@ def write_space(run: str | Path, folder: str | Path, repo_id: str | None = None)
     """
     if repo_id is not None:
         check_repo_id(repo_id)
+    gradio = _gradio_version()  # before anything is written
     source = open_source(run)
     folder = Path(folder)
     make_folder(folder)
@@ -74,7 +75,7 @@ def write_space(run: str | Path, folder: str | Path, repo_id: str | None = None)
     shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
     write_text(folder / "app.py", APP.format(run=source.name if on_the_hub else RUN))
     write_text(folder / "requirements.txt", "\n".join(requirements(source.kind)) + "\n")
-    front = front_matter(source, model=source.name if on_the_hub else None)
+    front = front_matter(source, gradio, model=source.name if on_the_hub else None)
     write_text(folder / CARD, README.format(front=front, title=source.title.replace("\n", " ")))
     return folder
 
@@ -114,7 +115,17 @@ def requirements(kind: str) -> list[str]:
     return pinned
 
 
-def front_matter(source: Source, model: str | None = None) -> str:
+def _gradio_version() -> str:
+    try:
+        return metadata.version("gradio")
+    except metadata.PackageNotFoundError:
+        raise ModuleNotFoundError(
+            "A Space names the version of gradio that it was made with, and gradio is not installed. Install it with: "
+            'pip install "aswa-hf[space]"'
+        ) from None
+
+
+def front_matter(source: Source, gradio: str, model: str | None = None) -> str:
     """Returns the metadata of a Space as YAML: how the Hub starts and shows it."""
     import yaml
 
@@ -124,7 +135,7 @@ def front_matter(source: Source, model: str | None = None) -> str:
         "colorFrom": "blue",
         "colorTo": "green",
         "sdk": "gradio",
-        "sdk_version": metadata.version("gradio"),
+        "sdk_version": gradio,
         "python_version": f"{sys.version_info.major}.{sys.version_info.minor}",
         "app_file": "app.py",
         "pinned": False,

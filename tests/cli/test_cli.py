@@ -353,7 +353,10 @@ def test_a_killed_image_run_is_resumed_bit_identically(tmp_path):
     ("arguments", "message"),
     [
         ("train image --dataset digits --output-dir i --model resnet_of_dreams", "no model 'resnet_of_dreams'"),
-        ("train image --dataset digits --output-dir i --recipe cake", "Unknown recipe 'cake'. Expected one of vgg16"),
+        (
+            "train image --dataset digits --output-dir i --recipe cake",
+            "There is no recipe 'cake'. Expected one of vgg16",
+        ),
         (
             "train image --dataset digits --output-dir i --strategies aswa,best,first",
             "has the unknown value 'first'",

@@ -18,7 +18,7 @@ from aswa_hf.kge import DistMult, KGEConfig, KGVocab, generate_queries, load_kg,
 def run_folder(tmp_path_factory):
     """A short run on the built-in graph."""
     folder = tmp_path_factory.mktemp("runs") / "countries"
-    call(*f"train kge --dataset countries --dim 8 --epochs 4 --lr 0.5 --output-dir {folder}".split())
+    call(*f"train kge --dataset countries --dim 8 --epochs 4 --lr 0.5 --apply aswa --output-dir {folder}".split())
     return str(folder)
 
 

@@ -26,7 +26,7 @@ def run_command(*arguments: object) -> str:
 def kge_run(folder: Path) -> Path:
     run_command(
         *("train", "kge", "--dataset", "countries", "--model", "keci", "--dim", 8, "--epochs", 6),
-        *("--lr", 0.05, "--output-dir", folder),
+        *("--lr", 0.05, "--apply", "aswa", "--output-dir", folder),
     )
     return folder
 
@@ -34,7 +34,7 @@ def kge_run(folder: Path) -> Path:
 def image_run(folder: Path) -> Path:
     run_command(
         *("train", "image", "--dataset", "digits", "--model", "test_resnet", "--image-size", 16, "--epochs", 2),
-        *("--train-size", 100, "--val-ratio", 0.1, "--output-dir", folder),
+        *("--train-size", 100, "--val-ratio", 0.1, "--apply", "aswa", "--output-dir", folder),
     )
     return folder
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from importlib import metadata
 
 import pytest
 import yaml
@@ -237,9 +238,26 @@ def test_the_averaged_and_the_running_adapter_continue_a_text(tmp_path):
     for bad, message in (("", "Write a text"), ("x " * 10_000, "20,000 characters"), ("cat " * 80, "has room for 64")):
         with pytest.raises(ValueError, match=message):
             texts.complete(bad)
+
+
+def test_without_gradio_no_space_is_begun(tmp_path, monkeypatch):
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("aswa_hf.space.folder.metadata.version", missing)
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "aswa-hf\[space\]"'):
+        write_space(tmp_path / "run", tmp_path / "space")
+    assert not (tmp_path / "space").exists()
+
+
+def test_a_space_of_an_adapter_carries_its_base_model(tmp_path):
+    pytest.importorskip("peft")
+    pytest.importorskip("gradio")  # whose version a Space names
+    from aswa_hf.space.text import Texts
+
+    found = Texts(open_source(adapter_run(tmp_path / "run"))).complete("the cat sat", 8)
     folder = write_space(tmp_path / "run", tmp_path / "space")
-    moved = Texts(open_source(folder / "run"))
-    assert moved.complete("the cat sat", 8) == found
+    assert Texts(open_source(folder / "run")).complete("the cat sat", 8) == found
     assert (folder / "run" / "base" / "model.safetensors").exists()
 
 

@@ -75,7 +75,7 @@ def test_recipes_are_found_by_name_architecture_and_number_of_classes():
     assert find_recipe(None, "preresnet164_cifar", 10)[1].swa_lr == 0.01
     assert find_recipe(None, "preresnet164_cifar", 100)[1].swa_lr == 0.05
     assert find_recipe("vgg16", "resnet18", 10)[1].lr == 0.05
-    with pytest.raises(ValueError, match=r"'vgg'. Known are vgg16"):
+    with pytest.raises(ValueError, match=r"There is no recipe 'vgg'. Did you mean 'vgg19'. Expected one of vgg16"):
         find_recipe("vgg", "vgg16_cifar", 10)
 
 
@@ -309,7 +309,7 @@ def test_another_learning_rate_takes_those_of_swa_and_fge_along(digits, tmp_path
 def test_several_gpus_in_one_process_are_refused(digits, tmp_path):
     args = image_arguments(tmp_path, RECIPE, use_cpu=True)
     args._n_gpu = 2
-    with pytest.raises(ValueError, match=r"use 2 GPUs\. Start one each: accelerate launch"):
+    with pytest.raises(ValueError, match=r"use 2 GPUs\. Start one process per GPU: accelerate launch"):
         ImageTrainer(timm_classifier("test_resnet", 10), args, RECIPE, train_dataset=digits["train"])
 
 
