@@ -154,7 +154,7 @@ def write_repository(run: str | Path, folder: str | Path, repo_id: str, **card: 
     for pattern in (*SHIPPED, PICTURE):
         for file in run.glob(pattern):
             shutil.copyfile(file, folder / file.name)
-    write_json(folder / TRAJECTORY, _complete_history(run))
+    write_json(folder / TRAJECTORY, complete_history(run))
     write_card(folder, repo_id, **card)
     return folder
 
@@ -183,7 +183,7 @@ def _add_code(folder: Path) -> None:
     write_json(folder / CONFIG, {**config, "auto_map": auto_map})
 
 
-def _complete_history(run: Path) -> dict[str, Any]:
+def complete_history(run: Path) -> dict[str, Any]:
     """Returns the trajectory file's content, completed from the other files of the run."""
     content = read_object(run / TRAJECTORY)
     if "run" not in content and (run / RESULTS).exists():

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aswa_hf._utils.files import make_folder, write_json, write_text
-from aswa_hf.hub.repository import SHIPPED, _complete_history, check_repo_id
+from aswa_hf.hub.repository import SHIPPED, check_repo_id, complete_history
 from aswa_hf.run_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CARD, CONFIG, RESULTS, TRAJECTORY
 from aswa_hf.space.source import EXAMPLES, GRAPH, IMAGES, LINKS, TEXT, Source, open_source
 
@@ -162,7 +162,7 @@ def _copy_run(source: Source, folder: Path) -> None:
         if (source.folder / name).is_file():
             shutil.copyfile(source.folder / name, folder / name)
     if (source.folder / TRAJECTORY).is_file():
-        write_json(folder / TRAJECTORY, _complete_history(source.folder))
+        write_json(folder / TRAJECTORY, complete_history(source.folder))
     if source.kind == LINKS and not (folder / GRAPH).exists():
         from aswa_hf.kge import KGVocab
         from aswa_hf.space.links import read_graph

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from aswa_hf._utils.files import read_object, refuse_mistyped
 from aswa_hf._utils.paths import check_inside
 from aswa_hf.hub.card import LABELS, read_card_data, render
-from aswa_hf.hub.repository import SHIPPED, _complete_history
+from aswa_hf.hub.repository import SHIPPED, complete_history
 from aswa_hf.run_folder import ADAPTER_CONFIG, CARD, CONFIG, PICTURE, RESULTS, SETTINGS, TRAJECTORY, read_config
 from aswa_hf.trajectory import Trajectory, decode_numbers, load_trajectories
 
@@ -133,7 +133,7 @@ def _rendered(folder: Path, name: str) -> str:
 
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
-        (place / TRAJECTORY).write_text(json.dumps(_complete_history(folder)), encoding="utf-8")
+        (place / TRAJECTORY).write_text(json.dumps(complete_history(folder)), encoding="utf-8")
         for config in (CONFIG, ADAPTER_CONFIG):
             if (folder / config).is_file():
                 (place / config).write_bytes((folder / config).read_bytes())
