@@ -39,6 +39,7 @@ bench: $(INSTALLED)  ## speed and memory beside the peers and the machine's limi
 	$(BIN)/python benchmarks/vision.py
 	$(BIN)/python benchmarks/kge.py --data countries $(DATA)
 	$(BIN)/python benchmarks/queries.py --data countries $(DATA)
+	$(BIN)/python benchmarks/space.py --data countries $(DATA)
 	$(BIN)/python benchmarks/distributed.py
 
 readme: $(INSTALLED)  ## measures the figures of the README again

@@ -188,7 +188,7 @@ class Recalibration:
             )
 
     def _forward(self, batch: Any) -> Any:
-        batch = _to_device(batch, computing_device(self.model))
+        batch = to_device(batch, computing_device(self.model))
         if isinstance(batch, Mapping):
             return self.model(**batch)
         return self.model(batch[0] if isinstance(batch, (tuple, list)) else batch)
@@ -213,11 +213,12 @@ def _statistics(layer: _BatchNorm) -> tuple[Tensor, Tensor, Tensor]:
     return cast("tuple[Tensor, Tensor, Tensor]", (layer.running_mean, layer.running_var, layer.num_batches_tracked))
 
 
-def _to_device(batch: Any, device: torch.device) -> Any:
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Returns a batch with its tensors on a device; what holds them becomes a dict or a list."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device)
     if isinstance(batch, Mapping):
-        return {key: _to_device(value, device) for key, value in batch.items()}
+        return {key: to_device(value, device) for key, value in batch.items()}
     if isinstance(batch, (tuple, list)):
-        return [_to_device(value, device) for value in batch]
+        return [to_device(value, device) for value in batch]
     return batch

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import RandomSampler
 
 from aswa_hf._utils.random_state import preserved_rng, rewound
-from aswa_hf.batchnorm import _to_device
+from aswa_hf.batchnorm import to_device
 
 State = Mapping[str, Tensor]
 Member = nn.Module | State | Callable[[], State]
@@ -188,7 +188,7 @@ def _probabilities(model: nn.Module, batches: Iterable[Any], forward: Forward) -
 
 def _forward(model: nn.Module, batch: Any) -> Any:
     parameter = next(model.parameters(), None)
-    batch = _to_device(batch, parameter.device if parameter is not None else torch.device("cpu"))
+    batch = to_device(batch, parameter.device if parameter is not None else torch.device("cpu"))
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(batch[0] if isinstance(batch, (tuple, list)) else batch)

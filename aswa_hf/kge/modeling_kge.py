@@ -180,6 +180,7 @@ class KGEModel(PreTrainedModel):
         With `measured=False` a loss over all entities has its gradients but no value (NaN), which saves up to a
         quarter of the time.
         """
+        self._check_batch(heads, relations, tails, labels, label_offsets, negatives)
         scores: Tensor | None = None
         if negatives is not None and labels is not None:
             # The candidates of a query are its true tail and what all have in common: one matrix product.
@@ -220,6 +221,11 @@ class KGEModel(PreTrainedModel):
         """The loss of queries whose candidates are all entities."""
         entities = self.entity_dropout(self.entity_embeddings.weight)
         return loss_over_entities(queries, entities, labels, offsets, smoothing, measured, self.config.loss)
+
+    def _check_batch(
+        self, heads: Tensor, relations: Tensor, tails: Tensor | None, labels: Tensor | None, *others: Tensor | None
+    ) -> None:
+        """Raises if the model cannot work on these inputs of `forward`; here it can on any."""
 
     def _loss_of(self, scores: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         """The loss of a matrix of scores, of all entities or of candidates."""

@@ -113,7 +113,7 @@ class LinkPredictor:
             values, answers = self.model.best_tails(*queries, k, known, allowed)
             _finite(values.masked_fill(values == -torch.inf, 0))
         else:
-            scores = _finite(self._scores(entity_ids, relation_ids, target)).clone()
+            scores = _finite(self.score_all(entity_ids, relation_ids, target)).clone()
             for row, answers in enumerate(known or ()):
                 scores[row, torch.from_numpy(answers).to(scores.device)] = -torch.inf
             values, answers = (scores if allowed is None else scores[:, allowed]).topk(k, dim=1)
@@ -148,7 +148,8 @@ class LinkPredictor:
         labels = [self.vocab.entities[i] for i in ids[0].tolist()]
         return pd.DataFrame({"entity": labels, "similarity": _finite(values)[0].cpu().numpy()})
 
-    def _scores(self, entities: np.ndarray, relations: np.ndarray, target: str) -> Tensor:
+    def score_all(self, entities: np.ndarray, relations: np.ndarray, target: str) -> Tensor:
+        """The scores of all entities as "tail" or as "head", one row for each pair of ids."""
         if target == "tail":
             return self.model.score_tails(*self._tensors(entities, relations))
         return self.model.score_heads(*self._tensors(relations, entities))

@@ -80,7 +80,7 @@ def rank_triples(model: KGEModel, kg: KnowledgeGraph, split: str, batch_size: in
             if on_shards is not None:
                 ranks.append(on_shards(*_tensors(model, heads, by), *answers))
             else:
-                ranks.append(_ranks(_scores(model, heads, by, kg.num_relations), *answers))
+                ranks.append(filtered_ranks(score_answers(model, heads, by, kg.num_relations), *answers))
         return torch.cat(ranks) if ranks else torch.empty(0)
     finally:
         model.train(training)
@@ -122,7 +122,7 @@ def _answers_on_disk(kg: Any, queries: TailsByQuery) -> TailsByQuery:
     return TailsByQuery.of(np.concatenate(found))
 
 
-def _ranks(
+def filtered_ranks(
     scores: Tensor, targets: np.ndarray, target_offsets: np.ndarray, known: np.ndarray, known_offsets: np.ndarray
 ) -> Tensor:
     """The rank of each target among the entities that are not other known answers of its query."""
@@ -145,7 +145,7 @@ def _ranks(
     return ranks.masked_fill_(broken[rows], torch.nan)
 
 
-def _scores(model: KGEModel, heads: np.ndarray, by: np.ndarray, relations: int) -> Tensor:
+def score_answers(model: KGEModel, heads: np.ndarray, by: np.ndarray, relations: int) -> Tensor:
     """The scores of all entities as answers; a query by an inverse relation asks for heads."""
     if model.config.inverse_relations:
         return model.score_tails(*_tensors(model, heads, by))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aswa_hf.space.folder import push_space, write_space
+from aswa_hf.space.folder import gradio_version, push_space, write_space
 
 __all__ = ["build_app", "push_space", "serve", "write_space"]
 
@@ -23,12 +23,7 @@ def serve(run: Any, **options: Any) -> None:
 
 
 def _app() -> Any:
-    try:
-        from aswa_hf.space import app
-    except ModuleNotFoundError as error:
-        if error.name != "gradio":
-            raise
-        raise ModuleNotFoundError(
-            'The application of a run needs gradio. Install it with: pip install "aswa-hf[space]"'
-        ) from None
+    gradio_version()  # raises if there is none
+    from aswa_hf.space import app
+
     return app

@@ -210,9 +210,9 @@ def _hops(links: Links) -> None:
         return act
 
     changed = [state, shown, message]
-    start.click(step(lambda q, e: q.start(links._checked(e, "entity"))), [state, entity_box], changed, **QUIET)
+    start.click(step(lambda q, e: q.start(links.check_label(e, "entity"))), [state, entity_box], changed, **QUIET)
     follow.click(
-        step(lambda q, r, b: q.follow(links._checked(r, "relation"), bool(b))),
+        step(lambda q, r, b: q.follow(links.check_label(r, "relation"), bool(b))),
         [state, relation_box, backwards],
         changed,
         **QUIET,

@@ -62,7 +62,7 @@ def write_space(run: str | Path, folder: str | Path, repo_id: str | None = None)
     """
     if repo_id is not None:
         check_repo_id(repo_id)
-    gradio = _gradio_version()  # before anything is written
+    gradio = gradio_version()  # before anything is written
     source = open_source(run)
     folder = Path(folder)
     make_folder(folder)
@@ -115,13 +115,13 @@ def requirements(kind: str) -> list[str]:
     return pinned
 
 
-def _gradio_version() -> str:
+def gradio_version() -> str:
+    """Returns the installed version of gradio, which applications need and a Space names; raises if there is none."""
     try:
         return metadata.version("gradio")
     except metadata.PackageNotFoundError:
         raise ModuleNotFoundError(
-            "A Space names the version of gradio that it was made with, and gradio is not installed. Install it with: "
-            'pip install "aswa-hf[space]"'
+            'The application of a run needs gradio, which is not installed. Run: pip install "aswa-hf[space]"'
         ) from None
 
 

@@ -229,7 +229,7 @@ class Links:
         found.sort(key=lambda i: (not folded[i].startswith(wanted), len(folded[i]), folded[i]))
         return [labels[i] for i in found[:limit]]
 
-    def _checked(self, text: Any, what: str) -> str:
+    def check_label(self, text: Any, what: str) -> str:
         """Returns a label; raises ValueError with suggestions if there is none such."""
         label = str(text or "").strip()
         if not label:
@@ -247,11 +247,11 @@ class Links:
     @torch.no_grad()
     def ask(self, entity: Any, relation: Any, asked: str = "tail", k: int = 10) -> list[Answer]:
         """Returns the `k` best tails of (entity, relation, ?), or heads of (?, relation, entity)."""
-        entity, relation = self._checked(entity, "entity"), self._checked(relation, "relation")
+        entity, relation = self.check_label(entity, "entity"), self.check_label(relation, "relation")
         loaded = self._loaded.get()
         predictor, graph = loaded.predictor, loaded.graph
         ids = predictor.vocab.entity_ids([entity]), predictor.vocab.relation_ids([relation])
-        scores = predictor._scores(*ids, asked)[0].float()
+        scores = predictor.score_all(*ids, asked)[0].float()
         if not scores.isfinite().all():
             raise ValueError("The scores of the model are not finite numbers: its weights have diverged.")
         known = {} if graph is None else graph.known(int(ids[0][0]), int(ids[1][0]), tails=asked == "tail")
@@ -272,7 +272,7 @@ class Links:
         """Returns the best answers to a multi-hop question: label, truth value, and the steps that lead to it."""
         query = Query.parse(question) if isinstance(question, str) else question.query()
         for kind, label in query.labels():
-            self._checked(label, "entity" if kind == "entity" else "relation")
+            self.check_label(label, "entity" if kind == "entity" else "relation")
         table = answer_query(self.predictor, query, k, beam=beam, chains=True)
         return [
             {"label": row.answer, "truth": float(row.score), "chain": list(row.chain)} for row in table.itertuples()
@@ -281,7 +281,7 @@ class Links:
     @torch.no_grad()
     def neighbourhood(self, entity: Any, known: int = 8, predicted: int = 4) -> list[Edge]:
         """Returns triples at an entity: some of the graph, of as many relations as possible, then predicted ones."""
-        entity = self._checked(entity, "entity")
+        entity = self.check_label(entity, "entity")
         loaded = self._loaded.get()
         predictor, graph = loaded.predictor, loaded.graph
         vocab = predictor.vocab
@@ -313,7 +313,7 @@ class Links:
         candidates: list[Edge] = []
         for relation in relations[:20]:
             ids = np.array([own]), np.array([relation])
-            scores = predictor._scores(*ids, "tail")[0].float()
+            scores = predictor.score_all(*ids, "tail")[0].float()
             shares = self._shares(predictor, scores)
             taken = {own} | (set() if graph is None else set(graph.known(own, relation, tails=True)))
             best = shares.topk(min(len(taken) + 2, len(shares)))

@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from importlib import metadata
 
 import pytest
@@ -115,15 +114,6 @@ def test_neighbours_are_known_ones_first_and_then_predicted(links):
     predicted = [e for e in edges if e.known is None]
     assert len(predicted) == 2
     assert not {e.other for e in predicted} & {"a", "b", "c"}
-
-
-def test_a_link_question_takes_less_than_200_ms_of_computing(links):
-    links.ask("a", "likes")
-    began = time.process_time()
-    for _ in range(10):
-        links.ask("a", "likes")
-        links.neighbourhood("a")
-    assert (time.process_time() - began) / 10 < 0.2
 
 
 # Other people's text
@@ -240,11 +230,17 @@ def test_the_averaged_and_the_running_adapter_continue_a_text(tmp_path):
             texts.complete(bad)
 
 
-def test_without_gradio_no_space_is_begun(tmp_path, monkeypatch):
-    def missing(name):
-        raise metadata.PackageNotFoundError(name)
+@pytest.fixture
+def no_gradio(monkeypatch):
+    def version(name, found=metadata.version):
+        if name == "gradio":
+            raise metadata.PackageNotFoundError(name)
+        return found(name)
 
-    monkeypatch.setattr("aswa_hf.space.folder.metadata.version", missing)
+    monkeypatch.setattr("aswa_hf.space.folder.metadata.version", version)
+
+
+def test_without_gradio_no_space_is_begun(tmp_path, no_gradio):
     with pytest.raises(ModuleNotFoundError, match=r'pip install "aswa-hf\[space\]"'):
         write_space(tmp_path / "run", tmp_path / "space")
     assert not (tmp_path / "space").exists()
@@ -385,9 +381,7 @@ def test_pushing_without_a_token_says_so(run, monkeypatch, capsys):
     assert "There is no token to push with" in err
 
 
-def test_without_gradio_the_command_says_what_to_install(run, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "gradio", None)
-    monkeypatch.delitem(sys.modules, "aswa_hf.space.app", raising=False)
+def test_without_gradio_the_command_says_what_to_install(run, no_gradio, capsys):
     status, _, err = outcome(capsys, "serve", str(run))
     assert status == 1
     assert 'pip install "aswa-hf[space]"' in err

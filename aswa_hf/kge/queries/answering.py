@@ -26,7 +26,7 @@ from aswa_hf.kge.modeling_kge import KGEModel
 from aswa_hf.kge.predict import LinkPredictor
 from aswa_hf.kge.queries.language import Query, Structure
 from aswa_hf.kge.queries.truth import FALSE, NORMS, TRUTHS, lowest, truth_of
-from aswa_hf.kge.ranking import SCORES_ON_CPU, SCORES_ON_DEVICE, _scores
+from aswa_hf.kge.ranking import SCORES_ON_CPU, SCORES_ON_DEVICE, score_answers
 from aswa_hf.kge.vocab import KGVocab
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ class BeamSearch:
             out.addmm_(queries, self.entities.T, beta=0, alpha=-1)
         else:
             sources, by = (ids.flatten().cpu().numpy() for ids in (heads, relations.expand_as(heads)))
-            out.copy_(_scores(model, sources, by, model.config.num_relations)).neg_()
+            out.copy_(score_answers(model, sources, by, model.config.num_relations)).neg_()
         truth: Tensor = self.truth(out).unflatten(0, heads.shape)
         return truth
 

@@ -13,7 +13,7 @@ from aswa_hf._utils.checks import check_whole_number
 from aswa_hf.kge.predict import LinkPredictor
 from aswa_hf.kge.queries.answering import DIVERGED, BeamSearch, by_structure, checked_predictor
 from aswa_hf.kge.queries.language import Query
-from aswa_hf.kge.ranking import _ranks
+from aswa_hf.kge.ranking import filtered_ranks
 from aswa_hf.kge.vocab import KGVocab
 
 OTHER = "other"
@@ -70,7 +70,8 @@ def evaluate_queries(
                     search.memory.release(odds)
                     odds = search.shard.gather_columns(odds)
                 targets, offsets = hard.take(some)
-                ranks = _ranks(odds.mul_(ODDS_TO_SCORES), targets, offsets, *easy.beside(hard, some)).cpu().numpy()
+                known = easy.beside(hard, some)
+                ranks = filtered_ranks(odds.mul_(ODDS_TO_SCORES), targets, offsets, *known).cpu().numpy()
                 search.memory.release(odds)
                 if np.isnan(ranks).any():
                     raise ValueError(DIVERGED)

@@ -48,6 +48,7 @@ class ShardedKGE(KGEModel):
     """
 
     entity_embeddings: EntityShard  # type: ignore[assignment]
+    accepts_loss_kwargs = False  # the Trainer would see `**options` of `forward` as a place for its own
 
     def _loss_over_all(
         self, queries: Tensor, labels: Tensor, offsets: Tensor | None, smoothing: float, measured: bool
@@ -64,30 +65,28 @@ class ShardedKGE(KGEModel):
         self,
         heads: Tensor,
         relations: Tensor,
-        tails: Tensor | None = None,
-        labels: Tensor | None = None,
-        label_offsets: Tensor | None = None,
-        negatives: Tensor | None = None,
-        measured: bool = True,
+        *inputs: Any,
         sent: Tensor | None = None,
         weights: Tensor | None = None,
+        **options: Any,
     ) -> KGEOutput:
-        """Scores or, with labels, the training loss, on every process; see `KGEModel.forward`.
+        """Scores or, with labels, the training loss, on every process; the arguments are those of `KGEModel.forward`.
 
         With `sent` and `weights`, the loss of a batch of `BalancedBatches`, of which each process has another part.
         """
         if sent is not None and weights is not None:
             return KGEOutput(loss=sampled_loss(self, heads, relations, sent, weights))
+        return super().forward(heads, relations, *inputs, **options)
+
+    def _check_batch(
+        self, heads: Tensor, relations: Tensor, tails: Tensor | None, labels: Tensor | None, *others: Tensor | None
+    ) -> None:
         if labels is not None and labels.dim() == 2 and tails is None:
             raise ValueError(
                 f"A matrix of labels of all {self.config.num_entities:,} entities is not supported with sharded "
                 "entities. Pass the true tails as labels, with label_offsets."
             )
-        self._refuse_other_batches(heads, relations, tails, labels, label_offsets, negatives)
-        return super().forward(heads, relations, tails, labels, label_offsets, negatives, measured)
-
-    def _refuse_other_batches(self, *inputs: Tensor | None) -> None:
-        given = [tensor for tensor in inputs if tensor is not None]
+        given = [tensor for tensor in (heads, relations, tails, labels, *others) if tensor is not None]
         numbers = {"the number of queries in a batch": len(given[0])}
         numbers["the content of a batch"] = _checksum(given)
         if self.training and any(isinstance(m, nn.Dropout) and m.p for m in self.modules()):
