@@ -1,5 +1,6 @@
 """Settings for all tests: no network, one thread (two processes often share two cores)."""
 
+import gc
 import os
 import signal
 
@@ -21,12 +22,21 @@ torch.set_num_threads(1)
 # A shell starts programs in the background with Ctrl-C ignored, and tests send it to themselves and to others.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+FROZEN = pytest.StashKey[int]()  # how many modules the garbage collector passes over
 LONG = ("cli", "ddp", "examples", "fsdp", "hub", "loop", "process", "resume")
 
 
 def pytest_collection_modifyitems(items):
     """Files that start processes come first: at the end they would leave a core idle."""
     items.sort(key=lambda item: not any(word in item.path.stem for word in LONG))
+
+
+def pytest_runtest_setup(item):
+    """What was imported is nobody's garbage: a Trainer ends its run with a search, which took most of its time."""
+    if len(sys.modules) > item.config.stash.get(FROZEN, 0) + 50:
+        gc.collect()
+        gc.freeze()
+        item.config.stash[FROZEN] = len(sys.modules)
 
 
 @pytest.fixture(autouse=True)
