@@ -192,9 +192,11 @@ def headline(*datasets: str) -> str:
             found = by_rate(runs, name)
             high = min(found, key=lambda other: abs(other - 10 * rate))
             lost[name].append(mean(found[rate]) - mean(found[high]))
-    points = {name: f"{mean(values):.0f}" for name, values in lost.items()}
+    points = {name: f"{mean(values):.1f}" for name, values in lost.items()}
     seeds = len({run.seed for runs in pairs.values() for run in runs})
-    where = " and ".join(f"{LABELS[model]} on {dataset}" for dataset, model in pairs)
+    graphs = [dataset for dataset, _ in pairs]
+    models = " and ".join(dict.fromkeys(LABELS[model] for _, model in pairs))
+    where = f"{models} on {', '.join(graphs[:-1])} and {graphs[-1]}"
     return (
         f"**Ten times the learning rate** at which a single epoch does best costs ASWA {points['aswa']} points of "
         f"test MRR, early stopping {points['best']}, SWA {points['swa']}, EMA {points['ema']} and plain training "
@@ -324,22 +326,23 @@ def snapshot_table() -> str:
     return "\n".join(lines)
 
 
-def weights_table() -> str:
-    """What FB15k-237 gives from other first weights, beside ours and the paper's."""
-    theirs = json.loads((RESULTS / "differences" / "weights.json").read_text(encoding="utf-8"))
+def weights_table(file: str = "weights") -> str:
+    """What FB15k-237 gives from other first weights, or QMult with other relations, beside ours and the paper's."""
+    theirs = json.loads((RESULTS / "differences" / f"{file}.json").read_text(encoding="utf-8"))
     dataset, model = theirs["dataset"], theirs["model"]
     (ours,) = load_results(KGE, [dataset])[dataset, model]
     columns = TABLES[KGE].columns
-    lines = [
-        f"| weights | first weights | {' | '.join(columns.values())} |",
-        "| --- | --- |" + " --- |" * len(columns),
-    ]
+    heading, first, second = {
+        "weights": ("first weights", "Xavier", "N(0, 1)"),
+        "quaternions": ("model", "ours", "as in the library"),
+    }[file]
+    lines = [f"| weights | {heading} | {' | '.join(columns.values())} |", "| --- | --- |" + " --- |" * len(columns)]
     for strategy in theirs["strategies"]:
-        paper = _paper_row(KGE, dataset, model, strategy)
+        tested = theirs["strategies"][strategy]["test"]
         rows = {
-            "Xavier": {column: score(ours, strategy, column) for column in columns},
-            "N(0, 1)": {column: 100 * theirs["strategies"][strategy]["test"][column] for column in columns},
-            "the paper, after more epochs": paper,
+            first: {column: score(ours, strategy, column) for column in columns},
+            second: {column: 100 * tested[column] for column in columns},
+            "the paper, after more epochs": _paper_row(KGE, dataset, model, strategy),
         }
         for label, numbers in rows.items():
             lines.append(f"| {strategy} | {label} | {' | '.join(f'{numbers[column]:.1f}' for column in columns)} |")
