@@ -11,7 +11,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelInfo, get_token
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 from huggingface_hub.utils.sha import git_hash, sha_fileobj
 
 from aswa_hf._utils.files import write_text
@@ -99,46 +99,52 @@ def push_to_hub(
     checkpoint = last_checkpoint(run) if running else None
     with tempfile.TemporaryDirectory() as temporary, bounded_requests(timeout):
         folder = write_repository(run, Path(temporary) / "repository", repo_id, **card)
-        branch = _Branch(HfApi(endpoint=endpoint, token=token), repo_id, revision or MAIN_BRANCH)
-        with _step("create the repository", repo_id, token) as step:
+        branch = Branch(HfApi(endpoint=endpoint, token=token), repo_id, revision or MAIN_BRANCH)
+        with pushing("create the repository", repo_id, token) as step:
             url = step.attempt(lambda: str(branch.api.create_repo(repo_id, private=private, exist_ok=True)))
             if private and not step.attempt(lambda: branch.api.model_info(repo_id)).private:
                 raise ValueError("it already exists and is public: change that in its settings, or push to another")
         if tag is not None:
-            with _step(f"create the tag {tag}", repo_id, token) as step:
+            with pushing(f"create the tag {tag}", repo_id, token) as step:
                 step.attempt(lambda: _check_tag(branch, tag, folder))
-        with _step("upload the files and commit them", repo_id, token) as step:
+        with pushing("upload the files and commit them", repo_id, token) as step:
             commit = branch.commit(folder, commit_message, step)
         if tag is not None:
-            with _step(f"create the tag {tag}", repo_id, token) as step:
+            with pushing(f"create the tag {tag}", repo_id, token) as step:
                 step.attempt(lambda: _tag(branch.api, repo_id, tag, commit))
         if checkpoint is not None:
-            with _step(f"push the running weights to the branch {RUNNING_BRANCH}", repo_id, token) as step:
+            with pushing(f"push the running weights to the branch {RUNNING_BRANCH}", repo_id, token) as step:
                 step.attempt(lambda: branch.api.create_branch(repo_id, branch=RUNNING_BRANCH, exist_ok=True))
                 for file in (file for pattern in WEIGHT_FILES for file in folder.glob(pattern)):
                     file.unlink()
                 for file in (file for pattern in WEIGHT_FILES for file in checkpoint.glob(pattern)):
                     shutil.copyfile(file, folder / file.name)
                 write_text(folder / CARD, RUNNING_CARD.format(name=repo_id))
-                running_branch = _Branch(branch.api, repo_id, RUNNING_BRANCH)
+                running_branch = Branch(branch.api, repo_id, RUNNING_BRANCH)
                 running_branch.commit(folder, "Running model's last weights", step)
     return url
 
 
 @dataclass(frozen=True)
-class _Branch:
-    """A branch of a repository on the Hub, which takes the files of a folder in one commit."""
+class Branch:
+    """A branch of a repository on the Hub, which takes the files of a folder in one commit.
+
+    `replaced` are patterns of files of an earlier push, removed unless this one has them.
+    """
 
     api: HfApi
     repo_id: str
     name: str
+    repo_type: str = "model"
+    replaced: tuple[str, ...] = REPLACED
 
     def commit(self, folder: Path, message: str, step: Step) -> str:
         """Commits these files, unless the branch already has them, and returns its last commit."""
-        head = step.attempt(lambda: self.api.model_info(self.repo_id, revision=self.name))
-        files = {file.name: CommitOperationAdd(file.name, file) for file in sorted(folder.iterdir())}
-        operations: list[CommitOperationAdd | CommitOperationDelete] = [*files.values()]
-        operations += [CommitOperationDelete(name) for name in _stale(head, folder)]
+        head = step.attempt(self._info)
+        operations: list[CommitOperationAdd | CommitOperationDelete] = [
+            CommitOperationAdd(name, file) for name, file in _files(folder).items()
+        ]
+        operations += [CommitOperationDelete(name) for name in self._stale(head, folder)]
 
         def send() -> str:
             try:
@@ -147,6 +153,7 @@ class _Branch:
                 return self.api.create_commit(
                     self.repo_id,
                     operations,
+                    repo_type=self.repo_type,
                     commit_message=message,
                     revision=self.name,
                     parent_commit=head.sha,
@@ -169,19 +176,31 @@ class _Branch:
 
     def commit_with(self, folder: Path, timeout: float | None = None) -> str | None:
         """Returns the last commit if it has exactly the content of these files, else None."""
-        head = self.api.model_info(self.repo_id, revision=self.name, files_metadata=True, timeout=timeout)
+        head = self._info(files_metadata=True, timeout=timeout)
         found = {file.rfilename: file for file in head.siblings or []}
-        for path in folder.iterdir():
-            file = found.get(path.name)
+        for name, path in _files(folder).items():
+            file = found.get(name)
             if file is None or (file.lfs.sha256 != _sha256(path) if file.lfs else file.blob_id != _git_hash(path)):
                 return None
-        return None if _stale(head, folder) else head.sha
+        return None if self._stale(head, folder) else str(head.sha)
+
+    def _info(self, **options: Any) -> Any:
+        return self.api.repo_info(self.repo_id, repo_type=self.repo_type, revision=self.name, **options)
+
+    def _stale(self, head: Any, folder: Path) -> list[str]:
+        """Returns the files of an earlier push that must not stay beside those of this one."""
+        old = {file.rfilename for file in head.siblings or []} - set(_files(folder))
+        return [name for name in sorted(old) if any(_matches(name, pattern) for pattern in self.replaced)]
 
 
-def _stale(head: ModelInfo, folder: Path) -> list[str]:
-    """Returns the files of an earlier push that must not stay beside those of this one."""
-    old = {file.rfilename for file in head.siblings or []} - {file.name for file in folder.iterdir()}
-    return [name for name in sorted(old) if "/" not in name and any(fnmatch(name, pattern) for pattern in REPLACED)]
+def _files(folder: Path) -> dict[str, Path]:
+    """Returns the files in and below a folder by their names in a repository."""
+    return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Returns whether a pattern fits a file; one without a folder means files at the root only."""
+    return fnmatch(name, pattern) and ("/" in pattern or "/" not in name)
 
 
 def _sha256(path: Path) -> str:
@@ -193,7 +212,7 @@ def _git_hash(path: Path) -> str:
     return git_hash(path.read_bytes())
 
 
-def _check_tag(branch: _Branch, tag: str, folder: Path) -> None:
+def _check_tag(branch: Branch, tag: str, folder: Path) -> None:
     """Raises ValueError, before the branch changes, if the tag exists and this push would have to move it."""
     marked = _tags(branch.api, branch.repo_id).get(tag)
     if marked is not None and marked != branch.commit_with(folder):
@@ -218,7 +237,7 @@ def _tags(api: HfApi, repo_id: str) -> dict[str, str]:
 
 
 @contextmanager
-def _step(what: str, repo_id: str, token: str) -> Iterator[Step]:
+def pushing(what: str, repo_id: str, token: str) -> Iterator[Step]:
     """Turns an error of the Hub or the network into one line that names the step and never the token."""
     step = Step(what, token)
     try:

@@ -10,12 +10,18 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import HfApi, get_token
+
 from aswa_hf._utils.files import make_folder, write_json, write_text
+from aswa_hf.hub.push import MAIN_BRANCH, Branch, pushing
 from aswa_hf.hub.repository import SHIPPED, check_repo_id, complete_history
+from aswa_hf.hub_requests import TIMEOUT, HubError, bounded_requests
 from aswa_hf.run_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CARD, CONFIG, RESULTS, TRAJECTORY
 from aswa_hf.space.source import EXAMPLES, GRAPH, IMAGES, LINKS, TEXT, Source, open_source
 
 RUN = "run"
+# Files of an earlier push, removed unless this one has them: old modules would be imported, old weights loaded.
+REPLACED = ("aswa_hf/*", f"{RUN}/*")
 APP = '''\
 """The application of a run that was trained with aswa-hf."""
 
@@ -64,6 +70,7 @@ def write_space(run: str | Path, folder: str | Path, repo_id: str | None = None)
         check_repo_id(repo_id)
     gradio = gradio_version()  # before anything is written
     source = open_source(run)
+    pinned = requirements(source.kind)
     folder = Path(folder)
     make_folder(folder)
     if any(folder.iterdir()):
@@ -74,54 +81,65 @@ def write_space(run: str | Path, folder: str | Path, repo_id: str | None = None)
     package = Path(__file__).parent.parent
     shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
     write_text(folder / "app.py", APP.format(run=source.name if on_the_hub else RUN))
-    write_text(folder / "requirements.txt", "\n".join(requirements(source.kind)) + "\n")
+    write_text(folder / "requirements.txt", "\n".join(pinned) + "\n")
     front = front_matter(source, gradio, model=source.name if on_the_hub else None)
     write_text(folder / CARD, README.format(front=front, title=source.title.replace("\n", " ")))
     return folder
 
 
-def push_space(run: str | Path, repo_id: str, *, private: bool | None = None, token: str | None = None) -> str:
-    """Writes the Space of a run, pushes it in one commit and returns its URL."""
-    from huggingface_hub import HfApi, get_token
+def push_space(
+    run: str | Path,
+    repo_id: str,
+    *,
+    private: bool | None = None,
+    token: str | None = None,
+    endpoint: str | None = None,
+    timeout: float = TIMEOUT,
+) -> str:
+    """Writes the Space of a run, pushes it in one commit and returns its URL; can be repeated.
 
-    from aswa_hf.hub import HubError
-    from aswa_hf.hub_requests import TIMEOUT, bounded_requests
-
+    A Space that exists is replaced: files of an earlier version of the package or of another run are removed.
+    """
     check_repo_id(repo_id)
     token = token or get_token()
     if not token:
         raise HubError("There is no token to push with. Log in with `hf auth login`, or set HF_TOKEN.")
-    with tempfile.TemporaryDirectory() as temporary, bounded_requests(TIMEOUT):
+    with tempfile.TemporaryDirectory() as temporary, bounded_requests(timeout):
         folder = write_space(run, Path(temporary) / "space", repo_id)
-        api = HfApi(token=token)
-        try:
-            url = api.create_repo(repo_id, repo_type="space", space_sdk="gradio", private=private, exist_ok=True)
-            api.upload_folder(
-                repo_id=repo_id, repo_type="space", folder_path=folder, commit_message="Add the application of a run"
+        branch = Branch(HfApi(endpoint=endpoint, token=token), repo_id, MAIN_BRANCH, "space", REPLACED)
+        with pushing("create the Space", repo_id, token) as step:
+            url = step.attempt(
+                lambda: str(
+                    branch.api.create_repo(
+                        repo_id, repo_type="space", space_sdk="gradio", private=private, exist_ok=True
+                    )
+                )
             )
-        except Exception as error:  # HTTP errors have no base class common to all library versions
-            reason = " ".join(str(error).split()).replace(token, "***")
-            raise HubError(f"Pushing the Space {repo_id} failed: {reason}") from None
-    return str(url)
+            if private and not step.attempt(lambda: branch.api.space_info(repo_id)).private:
+                raise ValueError("it already exists and is public: change that in its settings, or push to another")
+        with pushing("upload the files and commit them", repo_id, token) as step:
+            branch.commit(folder, "Add the application of a run", step)
+    return url
 
 
 def requirements(kind: str) -> list[str]:
     """Returns the versions that are installed here, with which the application was tested."""
-    names = sorted({*NEEDED, *NEEDED_BY.get(kind, ["datasets"]), "matplotlib", "timm", "tqdm", "rich"})
-    pinned = []
-    for name in names:
-        version = metadata.version(name).partition("+")[0]  # a build for one device is not on the index
-        pinned.append(f"{name}=={version}")
-    return pinned
+    names = {*NEEDED, *NEEDED_BY.get(kind, ["datasets"]), "gradio", "matplotlib", "timm", "tqdm", "rich"}
+    # A build for one device, such as 2.9+cpu, is not on the index.
+    return [f"{name}=={_version(name).partition('+')[0]}" for name in sorted(names)]
 
 
 def gradio_version() -> str:
     """Returns the installed version of gradio, which applications need and a Space names; raises if there is none."""
+    return _version("gradio")
+
+
+def _version(name: str) -> str:
     try:
-        return metadata.version("gradio")
+        return metadata.version(name)
     except metadata.PackageNotFoundError:
         raise ModuleNotFoundError(
-            'The application of a run needs gradio, which is not installed. Run: pip install "aswa-hf[space]"'
+            f'The application of a run needs {name}, which is not installed. Run: pip install "aswa-hf[space]"'
         ) from None
 
 

@@ -16,8 +16,8 @@ from urllib.parse import parse_qs, quote
 
 from hub_store import LFS_SUFFIXES, Commit, HubError, Repo, git_hash, metadata_errors
 
-API = r"/api/(?P<kind>model|dataset)s/(?P<id>[^/]+/[^/]+)"
-WEB = r"/(?P<kind>datasets/)?(?P<id>[^/]+/[^/]+?)"
+API = r"/api/(?P<kind>model|dataset|space)s/(?P<id>[^/]+/[^/]+)"
+WEB = r"/(?P<kind>(?:dataset|space)s/)?(?P<id>[^/]+/[^/]+?)"
 STORAGE = r"/large/(?P<id>[^/]+)/(?P<oid>\w+)"
 REV = r"/(?P<rev>[^/]+)"
 ROUTES = [
@@ -161,6 +161,10 @@ class HubApi:
         repo = Repo(
             f"{owner}/{asked['name']}", kind, asked.get("visibility") == "private" or bool(asked.get("private")), owner
         )
+        if kind == "space":
+            repo.sdk = asked.get("sdk")
+            if repo.sdk not in ("gradio", "docker", "static"):
+                raise HubError(400, '"sdk" must be one of [gradio, docker, static]')
         url = f"{self.endpoint}/{repo.path}"
         if repo.path in self.repos:
             return _json({"error": f"You already created this {kind} repo: {repo.id}", "url": url}, 409)

@@ -87,6 +87,7 @@ class Repo:
     branches: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     lfs: dict[str, bytes] = field(default_factory=dict)
+    sdk: str | None = None  # what starts a Space
 
     def __post_init__(self) -> None:
         self.record("main", "initial commit", "", self.owner, {".gitattributes": GITATTRIBUTES}, frozenset())

@@ -1,19 +1,24 @@
 """What an application shows, without gradio: questions, pictures, texts, histories, and the files of a Space."""
 
+import importlib.util
 import json
+import math
 import re
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 from importlib import metadata
 
 import pytest
 import yaml
 from commands import outcome
+from hub_client import TOKEN, files, hub_in_process
 from places import ROOT
 from space_runs import HOSTILE, LONG, adapter_run, image_run, link_run, trajectory
 
-from aswa_hf.space import render, write_space
+from aswa_hf.hub import HubError
+from aswa_hf.space import push_space, render, write_space
 from aswa_hf.space.links import Links, Question, question_text
 from aswa_hf.space.source import Reloading, open_source
 
@@ -248,11 +253,11 @@ def test_without_gradio_no_space_is_begun(tmp_path, no_gradio):
 
 def test_a_space_of_an_adapter_carries_its_base_model(tmp_path):
     pytest.importorskip("peft")
-    pytest.importorskip("gradio")  # whose version a Space names
     from aswa_hf.space.text import Texts
 
     found = Texts(open_source(adapter_run(tmp_path / "run"))).complete("the cat sat", 8)
-    folder = write_space(tmp_path / "run", tmp_path / "space")
+    with gradio_named():
+        folder = write_space(tmp_path / "run", tmp_path / "space")
     assert Texts(open_source(folder / "run")).complete("the cat sat", 8) == found
     assert (folder / "run" / "base" / "model.safetensors").exists()
 
@@ -307,10 +312,22 @@ def test_a_model_without_a_history_can_be_asked(run, tmp_path):
 # The files of a Space
 
 
+@contextmanager
+def gradio_named():
+    """A Space only names the version of gradio; where it is not installed, let there be one."""
+    known = metadata.version
+    if importlib.util.find_spec("gradio") is not None:
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metadata, "version", lambda name: "6.0.0" if name == "gradio" else known(name))
+        yield
+
+
 @pytest.fixture(scope="module")
 def space(run, tmp_path_factory):
-    pytest.importorskip("gradio")
-    return write_space(run, tmp_path_factory.mktemp("space") / "out")
+    with gradio_named():
+        yield write_space(run, tmp_path_factory.mktemp("space") / "out")
 
 
 def test_a_space_holds_the_application_the_package_and_the_run(space):
@@ -327,14 +344,12 @@ def test_a_space_holds_the_application_the_package_and_the_run(space):
 
 
 def test_the_front_matter_is_what_the_hub_reads(space):
-    from importlib.metadata import version
-
     from huggingface_hub import SpaceCard
 
     card = SpaceCard.load(space / "README.md")
     data = card.data.to_dict()
     assert data["sdk"] == "gradio"
-    assert data["sdk_version"] == version("gradio")
+    assert data["sdk_version"] == metadata.version("gradio")
     assert data["app_file"] == "app.py"
     assert data["colorFrom"] in ("red", "yellow", "green", "blue", "indigo", "purple", "pink", "gray")
     assert len(data["short_description"]) <= 60
@@ -342,17 +357,16 @@ def test_the_front_matter_is_what_the_hub_reads(space):
 
 
 def test_requirements_pin_what_is_installed_without_the_build_of_a_device(space):
-    from importlib.metadata import version
-
     lines = (space / "requirements.txt").read_text().splitlines()
     pinned = dict(line.split("==") for line in lines)
-    assert {"torch", "transformers", "datasets", "safetensors"} <= set(pinned)
+    assert {"gradio", "torch", "transformers", "datasets", "safetensors"} <= set(pinned)
     assert all("+" not in found for found in pinned.values())
-    assert pinned["transformers"] == version("transformers")
+    assert pinned["transformers"] == metadata.version("transformers")
 
 
 @pytest.mark.slow
 def test_a_space_runs_with_its_own_copy_of_the_package(space):
+    pytest.importorskip("gradio")
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import aswa_hf, aswa_hf.space.app, aswa_hf.space.links;"
         "assert aswa_hf.__file__.startswith(sys.argv[1]), aswa_hf.__file__; print('imported')"
@@ -363,8 +377,8 @@ def test_a_space_runs_with_its_own_copy_of_the_package(space):
     assert found.stdout.strip() == "imported", found.stderr[-2000:]
 
 
+@pytest.mark.usefixtures("space")
 def test_the_command_writes_a_space_and_refuses_a_used_folder(run, tmp_path, capsys):
-    pytest.importorskip("gradio")
     status, out, _ = outcome(capsys, "space", str(run), "--output-dir", str(tmp_path / "a"), "--json")
     assert status == 0
     assert json.loads(out)["files"] == ["README.md", "app.py", "aswa_hf", "requirements.txt", "run"]
@@ -372,6 +386,50 @@ def test_the_command_writes_a_space_and_refuses_a_used_folder(run, tmp_path, cap
     status, _, err = outcome(capsys, "space", str(run))
     assert status == 1
     assert "Give --output-dir" in err
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    with hub_in_process(monkeypatch) as server, gradio_named():
+        yield server
+
+
+def test_a_pushed_space_is_one_commit_with_exactly_the_files_of_the_folder(hub, run, space, capsys):
+    status, out, err = outcome(capsys, "space", str(run), "--push", "user/app", "--private", "--json")
+    assert status == 0, err
+    assert json.loads(out) == {"url": f"{hub.endpoint}/spaces/user/app"}
+    repo = hub.repos["spaces/user/app"]
+    assert (repo.sdk, repo.private) == ("gradio", True)
+    assert [commit.title for commit in repo.commits] == ["initial commit", "Add the application of a run"]
+    expected = {path.relative_to(space).as_posix(): path.read_bytes() for path in space.rglob("*") if path.is_file()}
+    assert files(hub, "spaces/user/app") == expected
+    assert {"app.py", "requirements.txt", "run/model.safetensors", "aswa_hf/space/app.py"} <= set(expected)
+
+
+def test_a_second_push_replaces_the_first_and_a_third_changes_nothing(hub, run, tmp_path):
+    old = {"aswa_hf/removed.py": b"import gone", "run/model-00001-of-00002.safetensors": b"", "notes.md": b"mine"}
+    hub.add_repo("user/app", old, type="space")
+    push_space(run, "user/app")
+    pushed = files(hub, "spaces/user/app")
+    assert set(old) & set(pushed) == {"notes.md"}  # what this package did not write stays
+    push_space(run, "user/app")
+    assert files(hub, "spaces/user/app") == pushed
+
+
+def test_a_push_that_fails_names_its_step_and_never_the_token_and_can_be_repeated(hub, run, monkeypatch):
+    monkeypatch.setattr("aswa_hf.hub_requests.time.sleep", lambda seconds: None)
+    hub.fail("commit", 500, math.inf, message=f"not with {TOKEN}")
+    with pytest.raises(HubError, match=r"failed at the step: upload the files and commit them") as caught:
+        push_space(run, "user/app")
+    assert TOKEN not in str(caught.value)
+    assert "\n" not in str(caught.value)
+    hub.faults.clear()
+    hub.cut("commit", when="after")  # recorded, and the answer is lost
+    push_space(run, "user/app")
+    assert len(hub.repos["spaces/user/app"].commits) == 2
+    hub.repos["spaces/user/app"].private = False
+    with pytest.raises(HubError, match="already exists and is public"):
+        push_space(run, "user/app", private=True)
 
 
 def test_pushing_without_a_token_says_so(run, monkeypatch, capsys):
