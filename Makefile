@@ -33,7 +33,7 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 
 bench: $(INSTALLED)  ## speed and memory beside the peers and the machine's limit; DATA="folder …" adds graphs
-	$(BIN)/python -m pip install --quiet --editable ".[bench]"
+	$(BIN)/python -m pip install --quiet --editable ".[bench,space]"
 	$(BIN)/python benchmarks/averaging.py
 	$(BIN)/python benchmarks/average_checkpoints.py
 	$(BIN)/python benchmarks/vision.py
