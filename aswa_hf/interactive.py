@@ -24,6 +24,7 @@ CSS = """\
 .aswa-plot .alpha { fill: var(--aswa); fill-opacity: .75; }
 .aswa-plot .init { fill: var(--init); } .aswa-plot .soft { fill: var(--soft); } .aswa-plot .hard { fill: var(--hard); }
 .aswa-plot .reject { fill: none; stroke: var(--reject); stroke-width: 1.6; }
+.aswa-plot .crowd .reject { stroke-width: .8; }
 .aswa-plot .band { fill: transparent; } .aswa-plot .point:hover .band { fill: var(--ours); fill-opacity: .1; }
 .aswa-plot .chosen { fill: var(--ours); fill-opacity: .16; }
 .aswa-plot .tip { visibility: hidden; pointer-events: none; } .aswa-plot .point:hover .tip { visibility: visible; }
@@ -103,22 +104,29 @@ def trajectory_svg(
     panel: bool = True,
     chosen: int | None = None,
     animated: bool = False,
+    width: int = WIDTH,
+    explained: bool = True,
 ) -> str:
     """Returns a run as SVG: running and ensemble scores with the decisions, and the weight α of each snapshot.
 
     The text of the point under the pointer is shown in a `panel` above the plot, or in the browser's own tooltip.
     `chosen` marks a decision point, and shows the weights as they were after it. `animated` draws the run in time.
+    `width` is how wide the plot is beside its letters, which have 13 of its units: a narrow one can be read on a
+    phone. `explained=False` leaves the texts of the points out.
     """
     name = main_trajectory(trajectories)
     trajectory = trajectories[name]
     if not trajectory:
         return '<p class="quiet">There are no decisions yet.</p>'
-    top = 74 if panel else 14
-    height, bars, bottom = 250, 62, 44
+    letters = int((width - LEFT - RIGHT) / 6.9)  # that fit into a line
+    lines = [describe(trajectory, i, greater_is_better=greater_is_better) for i in range(len(trajectory))]
+    lines = [[*_wrapped(one[0], letters), *_wrapped(one[1], letters), *_wrapped(one[2], letters)] for one in lines]
+    top = 23 + 17 * max(map(len, lines)) if panel else 14
+    height, bars = 250, 62
     xs = [position(record) for record in trajectory]
     span = (xs[-1] - xs[0]) or 1.0
-    step = (WIDTH - LEFT - RIGHT) / max(len(xs), 1)
-    x = [LEFT + step / 2 + (value - xs[0]) / span * (WIDTH - LEFT - RIGHT - step) for value in xs]
+    step = (width - LEFT - RIGHT) / max(len(xs), 1)
+    x = [LEFT + step / 2 + (value - xs[0]) / span * (width - LEFT - RIGHT - step) for value in xs]
     low, high = _view(trajectory)
 
     def place(score: float) -> float:
@@ -132,7 +140,11 @@ def trajectory_svg(
         if r.running_score is not None and math.isfinite(r.running_score)
     ]
     visible = {i for i in scored if top <= y[i] <= top + height}
-    total = top + height + 14 + bars + bottom
+    outside = [f"{xs[i]:g}" for i in scored if i not in visible]
+    note = f"outside the view: {len(outside)} epochs, {outside[0]} to {outside[-1]}" if outside else ""
+    note = f"outside the view: epoch {outside[0]}" if len(outside) == 1 else note
+    legend, rows = _legend(name, width, note)
+    total = top + height + 14 + bars + 26 + 18 * rows
     decisions = [record.decision.value for record in trajectory]
     counts = ", ".join(f"{decisions.count(d)} {d}" for d in ("hard", "soft", "reject"))
     label = (
@@ -140,28 +152,27 @@ def trajectory_svg(
         f"{number(trajectory[-1].score)}"
     )
     parts = [
-        f'<svg class="aswa-plot" viewBox="0 0 {WIDTH} {total}" role="img" aria-label="{escape(label)}" '
+        f'<svg class="aswa-plot" viewBox="0 0 {width} {total}" role="img" aria-label="{escape(label)}" '
         'xmlns="http://www.w3.org/2000/svg">'
     ]
     for tick in _ticks(low, high):
         ty = place(tick)
-        parts.append(f'<path class="grid" d="M{LEFT} {ty:.1f}H{WIDTH - RIGHT}"/>')
+        parts.append(f'<path class="grid" d="M{LEFT} {ty:.1f}H{width - RIGHT}"/>')
         parts.append(f'<text class="quiet" x="{LEFT - 8}" y="{ty + 4:.1f}" text-anchor="end">{tick:g}</text>')
-    clip = f"aswa-view-{top}"  # the same rectangle in every picture of a page
-    area = f'<rect x="{LEFT}" y="{top}" width="{WIDTH - LEFT - RIGHT}" height="{height}"/>'
+    clip = f"aswa-view-{width}-{top}"  # the same rectangle in every such picture of a page
+    area = f'<rect x="{LEFT}" y="{top}" width="{width - LEFT - RIGHT}" height="{height}"/>'
     parts.append(f'<clipPath id="{clip}">{area}</clipPath><g clip-path="url(#{clip})">')
     if running:
         parts.append(_path(running, "running", animated))
+    size = 2.6 if len(x) > 80 else 4.6
+    crowded = len(x) > 80  # the marks of many rejects in a row would hide the ensemble's line
+    early = [i for i in visible if crowded and trajectory[i].decision is Decision.REJECT]
+    if early:
+        marks = (mark("reject", x[i], y[i], size, delay=i / len(x) * 6 if animated else None) for i in sorted(early))
+        parts.append(f'<g class="crowd">{"".join(marks)}</g>')
     if scored:
         parts.append(_path(_stairs([x[i] for i in scored], [y[i] for i in scored]), "ensemble", animated))
     parts.append("</g>")
-    if len(visible) < len(scored):
-        outside = [f"{xs[i]:g}" for i in scored if i not in visible]
-        which = f"epoch {outside[0]}" if len(outside) == 1 else f"{len(outside)} epochs, {outside[0]} to {outside[-1]}"
-        parts.append(
-            f'<text class="quiet" x="{WIDTH - RIGHT - 6}" y="{top + height - 8}" text-anchor="end">'
-            f"outside the view: {which}</text>"
-        )
     shown = trajectory if chosen is None else Trajectory(trajectory[: chosen + 1])
     alphas = shown.alphas
     base, most = top + height + 14 + bars, max([*alphas, 1e-9])
@@ -172,10 +183,12 @@ def trajectory_svg(
                 f'<rect class="alpha" x="{px - step * 0.4:.1f}" y="{base - tall:.1f}" width="{step * 0.8:.1f}" '
                 f'height="{tall:.1f}"/>'
             )
-    parts.append(f'<path class="grid" d="M{LEFT} {base}H{WIDTH - RIGHT}"/>')
+    parts.append(f'<path class="grid" d="M{LEFT} {base}H{width - RIGHT}"/>')
     parts.append(f'<text class="quiet" x="{LEFT - 8}" y="{base - bars + 10}" text-anchor="end">α {most:.2g}</text>')
+    unit = "point" if trajectory[0].epoch is None else "epoch"
+    parts.append(f'<text class="quiet" x="{LEFT - 8}" y="{base + 17}" text-anchor="end">{unit}</text>')
     for value in _ticks(xs[0], xs[-1], whole=True):
-        tx = LEFT + step / 2 + (value - xs[0]) / span * (WIDTH - LEFT - RIGHT - step)
+        tx = LEFT + step / 2 + (value - xs[0]) / span * (width - LEFT - RIGHT - step)
         parts.append(f'<text class="quiet" x="{tx:.1f}" y="{base + 17}" text-anchor="middle">{value:g}</text>')
     if chosen is not None:
         parts.append(
@@ -185,28 +198,27 @@ def trajectory_svg(
     parts.append('<g class="points">')
     if panel:
         hint = f"Validation {metric} of the running model and of the ensemble. Point at an epoch to see why."
-        parts.append(f'<text class="quiet hint" x="{LEFT}" y="22">{escape(hint)}</text>')
-    size = 2.6 if len(x) > 80 else 4.6
+        for row, line in enumerate(_wrapped(hint, letters)):
+            parts.append(f'<text class="quiet hint" x="{LEFT}" y="{16 + 17 * row}">{escape(line)}</text>')
     for i, record in enumerate(trajectory):
-        lines = describe(trajectory, i, greater_is_better=greater_is_better)
         parts.append('<g class="point">')
-        parts.append(
-            f'<rect class="band" x="{x[i] - step / 2:.1f}" y="{top}" width="{step:.2f}" height="{base - top}">'
-            + ("" if panel else f"<title>{escape(chr(10).join(lines))}</title>")
-            + "</rect>"
-        )
-        if i in visible:
+        if explained:
+            parts.append(
+                f'<rect class="band" x="{x[i] - step / 2:.1f}" y="{top}" width="{step:.2f}" height="{base - top}">'
+                + ("" if panel else f"<title>{escape(chr(10).join(lines[i]))}</title>")
+                + "</rect>"
+            )
+        if i in visible and i not in early:
             parts.append(mark(record.decision.value, x[i], y[i], size, delay=i / len(x) * 6 if animated else None))
         if panel:
             parts.append('<g class="tip">')
-            for row, line in enumerate([*lines[:2], *_wrapped(lines[2], 118)]):
+            for row, line in enumerate(lines[i]):
                 weight = ' font-weight="600"' if row == 0 else ""
                 parts.append(f'<text x="{LEFT}" y="{16 + 17 * row}"{weight}>{escape(line)}</text>')
             parts.append("</g>")
         parts.append("</g>")
     parts.append("</g>")
-    parts.append(_legend(name, base + 38))
-    parts.append("</svg>")
+    parts.append(f'<g transform="translate(0 {base + 38})">{legend}</g></svg>')
     return "".join(parts)
 
 
@@ -267,8 +279,9 @@ def mark(kind: str, x: float, y: float, size: float, delay: float | None = None)
     return f'<path class="{kind}" d="{shape}"{when}/>'
 
 
-def _legend(name: str, y: float) -> str:
-    parts, x = [], float(LEFT)
+def _legend(name: str, width: float, note: str) -> tuple[str, int]:
+    """The meaning of lines and marks, and a note, and in how many rows they are."""
+    parts, x, y = [], float(LEFT), 0
     for kind, text in (
         ("running", "running model"),
         ("ensemble", f"{name} ensemble"),
@@ -276,16 +289,22 @@ def _legend(name: str, y: float) -> str:
         ("soft", "soft: one more snapshot"),
         ("reject", "reject: unchanged"),
     ):
+        taken = 52 + 6.9 * len(text)
+        if x + taken - 22 > width and x > LEFT:
+            x, y = float(LEFT), y + 18
         if kind in ("running", "ensemble"):
             parts.append(f'<path class="{kind}" d="M{x:.0f} {y - 4}h22"/>')
         else:
             parts.append(mark(kind, x + 11, y - 4, 4.6))
         parts.append(f'<text x="{x + 30:.0f}" y="{y}">{escape(text)}</text>')
-        x += 52 + 6.9 * len(text)
-    return "".join(parts)
+        x += taken
+    if note:
+        y += 18
+        parts.append(f'<text class="quiet" x="{LEFT}" y="{y}">{escape(note)}</text>')
+    return "".join(parts), 1 + y // 18
 
 
 def _wrapped(text: str, width: int) -> list[str]:
     import textwrap
 
-    return textwrap.wrap(text, width)[:2]
+    return textwrap.wrap(text, width)[:5]

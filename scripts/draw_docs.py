@@ -3,12 +3,13 @@
     python scripts/draw_docs.py
 
 The trajectory is a run of this repository (model_cards/cifar10-preresnet20-0). The identities are what the rule
-decides for four made-up sequences of scores.
+decides for four made-up sequences of scores. Each has a narrow form too, whose letters can be read on a phone.
 """
 
 from __future__ import annotations
 
 import re
+import textwrap
 from html import escape
 from pathlib import Path
 
@@ -69,43 +70,73 @@ def share(alpha: float) -> str:
     return f"1/{round(1 / alpha)}" if 0 < alpha < 1 else f"{alpha:g}"
 
 
-def identities_svg() -> str:
+def identities_svg(narrow: bool = False) -> str:
     """Returns the decisions and the weights α of the four identities, one below the other."""
-    row, width = 132, 820
+    width, first, step = (400, 24, 46) if narrow else (820, 120, 88)
+    letters = (width - 24) // 7
+    texts = [textwrap.wrap(text, letters) for _, text, _ in IDENTITIES]
+    above = 22 + 18 * max(map(len, texts))
+    row = above + 92
+    total = row * len(IDENTITIES) + (26 if narrow else 0)
     parts = [
-        f'<svg class="aswa-plot" viewBox="0 0 {width} {row * len(IDENTITIES)}" xmlns="http://www.w3.org/2000/svg" '
+        f'<svg class="aswa-plot" viewBox="0 0 {width} {total}" xmlns="http://www.w3.org/2000/svg" '
         'role="img" aria-label="The decisions and weights of plain training, early stopping and SWA">',
         f"<style>{style.css_colors('svg')}{CSS}svg {{ background: var(--card); }}</style>",
     ]
-    for place, (title, text, scores) in enumerate(IDENTITIES):
+    for place, (title, _, scores) in enumerate(IDENTITIES):
         decisions = decisions_of(scores)
         alphas = policy.ensemble_weights(decisions)
         top = place * row
         parts.append(f'<text x="12" y="{top + 22}" font-weight="600">{escape(title)}</text>')
-        parts.append(f'<text class="quiet" x="12" y="{top + 40}">{escape(text)}</text>')
+        for line, text in enumerate(texts[place]):
+            parts.append(f'<text class="quiet" x="12" y="{top + 40 + 18 * line}">{escape(text)}</text>')
+        marks, base = top + above + 20, top + above + 72
         for i, (decision, alpha) in enumerate(zip(decisions, alphas, strict=True)):
-            x = 120 + i * 88
-            parts.append(mark(decision, x, top + 60, 6))
-            parts.append(f'<text class="quiet" x="{x + 12}" y="{top + 65}">{decision}</text>')
+            x = first + i * step
+            parts.append(mark(decision, x, marks, 6))
+            if not narrow:
+                parts.append(f'<text class="quiet" x="{x + 12}" y="{marks + 5}">{decision}</text>')
             tall = 34 * alpha**0.5  # so that 1/8 can be seen beside 1
             if alpha:
                 parts.append(
-                    f'<rect class="alpha" x="{x - 8}" y="{top + 112 - tall:.1f}" width="52" height="{tall:.1f}"/>'
+                    f'<rect class="alpha" x="{x - 8}" y="{base - tall:.1f}" width="{16 if narrow else 52}" '
+                    f'height="{tall:.1f}"/>'
                 )
-            parts.append(f'<text class="quiet" x="{x + 48}" y="{top + 112}">{share(alpha)}</text>')
-        parts.append(f'<text class="quiet" x="12" y="{top + 65}">decision</text>')
-        parts.append(f'<text class="quiet" x="12" y="{top + 112}">weight α</text>')
-        parts.append(f'<path class="grid" d="M12 {top + 114}H{width - 12}"/>')
+            parts.append(f'<text class="quiet" x="{x + (10 if narrow else 48)}" y="{base}">{share(alpha)}</text>')
+        if not narrow:
+            parts.append(f'<text class="quiet" x="12" y="{marks + 5}">decision</text>')
+            parts.append(f'<text class="quiet" x="12" y="{base}">weight α</text>')
+        parts.append(f'<path class="grid" d="M12 {base + 2}H{width - 12}"/>')
+    if narrow:  # marks without words beside them
+        x = 24
+        for decision in ("init", "hard", "soft", "reject"):
+            parts.append(mark(decision, x, total - 14, 6))
+            parts.append(f'<text class="quiet" x="{x + 12}" y="{total - 9}">{decision}</text>')
+            x += 68
+        parts.append(f'<text class="quiet" x="{x}" y="{total - 9}">bars: weight α</text>')
     return "".join([*parts, "</svg>"])
 
 
-def moving_svg() -> str:
+def moving_svg(narrow: bool = False) -> str:
     """Returns a run that is drawn in six seconds."""
     trajectories, about = load_trajectories(RUN)
-    svg = trajectory_svg(trajectories, metric=about["metric"], panel=False, animated=True)
+    svg = trajectory_svg(
+        trajectories, metric=about["metric"], panel=False, animated=True, width=400 if narrow else 900
+    )
     head, rest = svg.split(">", 1)
     look = style.css_colors("svg") + CSS + MOVING + "svg { background: var(--card); }"
     return f"{head}><style>{look}</style>{rest}"
+
+
+def pictures() -> dict[str, str]:
+    """Returns all pictures by file."""
+    return {
+        **badges(),
+        "trajectory.svg": moving_svg(),
+        "trajectory-narrow.svg": moving_svg(narrow=True),
+        "identities.svg": identities_svg(),
+        "identities-narrow.svg": identities_svg(narrow=True),
+    }
 
 
 def badge(name: str, value: str) -> str:
@@ -137,10 +168,8 @@ def badges() -> dict[str, str]:
 
 def main() -> None:
     ASSETS.mkdir(exist_ok=True)
-    for name, svg in badges().items():
+    for name, svg in pictures().items():
         (ASSETS / name).write_text(svg + "\n", encoding="utf-8")
-    (ASSETS / "trajectory.svg").write_text(moving_svg() + "\n", encoding="utf-8")
-    (ASSETS / "identities.svg").write_text(identities_svg() + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -111,6 +111,27 @@ def test_the_picture_shows_each_decision_and_the_weights_at_any_point(trajectory
     assert "nan" not in re.sub(r"<text.*?</text>", "", svg)
 
 
+def test_a_narrow_picture_keeps_its_texts_within_its_width(trajectory):
+    for width in (900, 520, 360):
+        tree = ElementTree.fromstring(trajectory_svg({"aswa": trajectory}, metric="mrr", width=width))
+        assert tree.get("viewBox").split()[2] == str(width)
+        texts = [node for node in tree.iter("{http://www.w3.org/2000/svg}text") if node.get("text-anchor") is None]
+        assert all(float(node.get("x")) + 6.6 * len(node.text) <= width for node in texts), width
+        low = float(tree.get("viewBox").split()[3])
+        assert all(float(node.get("y")) < low for node in texts)
+    plain = trajectory_svg({"aswa": trajectory}, panel=False, explained=False)
+    assert "<title>" not in plain
+    assert 'class="band"' not in plain
+
+
+def test_the_marks_of_many_rejects_are_below_the_ensembles_line():
+    many = [record(i, "reject", 0.4, 0.4, 0.5, 1) for i in range(1, 100)]
+    svg = trajectory_svg({"aswa": Trajectory([record(0, "init", 0.5, None, 0.5, 1), *many])})
+    assert svg.rindex('class="reject"', 0, svg.index('class="ensemble"')) > 0
+    inside = svg[svg.index('class="points"') : svg.index("reject: unchanged")]
+    assert inside.count('class="reject"') == 1  # of the legend
+
+
 def test_labels_with_markup_stay_text(trajectory):
     hostile = "<script>alert(1)</script>\"'&"
     svg = trajectory_svg({hostile: trajectory}, metric=hostile)

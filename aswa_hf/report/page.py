@@ -193,7 +193,7 @@ def _jobs(task: Task) -> list[tuple[str, Callable[[], Any], Callable[[Any], str]
 def _explained(run: MeasuredRun, _figure: Any) -> str:
     """The trajectory as the page shows it: each decision with its reason."""
     better = run.metric not in run.lower
-    return trajectory_svg(run.trajectories, metric=run.metric, greater_is_better=better, panel=False)
+    return trajectory_svg(run.trajectories, metric=run.metric, greater_is_better=better, panel=False, width=520)
 
 
 def _draw_comparison(task: Task) -> Any:

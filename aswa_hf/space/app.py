@@ -115,10 +115,13 @@ def _entity_box(links: Links, label: str, value: str, identifier: str) -> tuple[
         links.complete(value, limit=OFFERS), value=value, label="Labels that fit", elem_id=f"{identifier}-offers"
     )
 
-    def completed(text: str) -> Any:
+    def completed(text: str, chosen: str | None) -> Any:
+        if text == chosen:  # the box was filled from the list, which stays as it is
+            return gr.skip()
         return gr.update(choices=links.complete(text, limit=OFFERS), value=None)
 
-    box.input(completed, box, offers, show_progress="hidden", queue=False, api_visibility="private")
+    # Not `input`, which does not happen when text is pasted.
+    box.change(completed, [box, offers], offers, trigger_mode="always_last", queue=False, **QUIET)
     return box, offers
 
 
@@ -210,23 +213,25 @@ def _hops(links: Links) -> None:
         return act
 
     changed = [state, shown, message]
-    start.click(step(lambda q, e: q.start(links.check_label(e, "entity"))), [state, entity_box], changed, **QUIET)
+    # Clicks come one after the other: of two at the same time the second would not see what the first has changed.
+    in_turn: dict[str, Any] = {**QUIET, "concurrency_id": "hops", "concurrency_limit": 1}
+    start.click(step(lambda q, e: q.start(links.check_label(e, "entity"))), [state, entity_box], changed, **in_turn)
     follow.click(
         step(lambda q, r, b: q.follow(links.check_label(r, "relation"), bool(b))),
         [state, relation_box, backwards],
         changed,
-        **QUIET,
+        **in_turn,
     )
-    join.change(step(lambda q, j: q.joined_by(j)), [state, join], changed, **QUIET)
-    together.click(step(lambda q: q.from_all()), [state], changed, **QUIET)
-    undo.click(step(lambda q: q.undo()), [state], changed, **QUIET)
-    clear.click(step(lambda q: Question(join=q.join)), [state], changed, **QUIET)
+    join.change(step(lambda q, j: q.joined_by(j)), [state, join], changed, **in_turn)
+    together.click(step(lambda q: q.from_all()), [state], changed, **in_turn)
+    undo.click(step(lambda q: q.undo()), [state], changed, **in_turn)
+    clear.click(step(lambda q: Question(join=q.join)), [state], changed, **in_turn)
 
     def answer(value: dict[str, Any]) -> str:
         question = _question(value)
         return _shown(lambda: render.chains(question_text(question), links.chains(question)))
 
-    ask.click(answer, [state], [answers], show_progress="minimal", api_visibility="private")
+    ask.click(answer, [state], [answers], **{**in_turn, "show_progress": "minimal"})
 
 
 def _question(value: dict[str, Any]) -> Question:

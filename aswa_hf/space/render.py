@@ -20,12 +20,15 @@ CSS = (
     + PLOT_CSS
     + """
 .gradio-container { --body-text-color-subdued: var(--soft-ink); }
+.gradio-container .aswa { --card: var(--body-background-fill); }
 .aswa { color: var(--ink); font-size: 15px; }
 .aswa table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 .aswa caption { text-align: left; color: var(--soft-ink); padding: 0 0 6px; }
 .aswa th, .aswa td { padding: 6px 8px; text-align: left; overflow-wrap: anywhere; }
 .gradio-container .aswa :is(table, thead, tbody, tr, th, td) { border: 0 !important; }
 .gradio-container .aswa tbody tr > * { border-top: 1px solid var(--line) !important; }
+.aswa .narrow-only { display: none; }
+.aswa thead th { overflow-wrap: normal; }
 .aswa thead th { color: var(--soft-ink); font-weight: 500; font-size: 13px; }
 .aswa td.n, .aswa th.n { text-align: right; white-space: nowrap; }
 .aswa tr.best td, .aswa tr.best th { font-weight: 650; }
@@ -34,6 +37,7 @@ CSS = (
 .aswa .known { border: 1px solid var(--soft); color: var(--ink); border-radius: 9px; font-size: 12px; padding: 0 7px; }
 .aswa .known { white-space: nowrap; font-weight: 400; }
 .aswa .quiet { color: var(--soft-ink); font-weight: 400; }
+.aswa .stacked td.split { display: none; }
 .aswa .scroll { overflow-x: auto; }
 .aswa .error { border-left: 4px solid var(--hard); padding: 8px 12px; background: var(--note); }
 .aswa .error, .aswa .output { color: var(--ink); overflow-wrap: anywhere; }
@@ -42,6 +46,7 @@ CSS = (
 .aswa .nodes { max-width: 640px; display: block; margin: 0 auto; }
 .aswa .nodes text { fill: var(--ink); font: 13px system-ui, sans-serif; }
 .aswa .nodes .relation { fill: var(--soft-ink); font-size: 11px; }
+.aswa .nodes text { paint-order: stroke; stroke: var(--card); stroke-width: 4px; stroke-linejoin: round; }
 .aswa .nodes circle { fill: var(--card); stroke: var(--ours); stroke-width: 2; }
 .aswa .nodes .own { fill: var(--ours); }
 .aswa .nodes path { stroke: var(--soft-ink); stroke-width: 1.5; fill: none; }
@@ -51,8 +56,16 @@ CSS = (
 .aswa .output { min-height: 3em; background: var(--card); }
 .aswa .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 280px), 1fr)); gap: 12px; }
 .gradio-container button[role="tab"].selected { color: var(--ours) !important; }
-@media (max-width: 480px) {
-  .aswa .bar { min-width: 40px; } .aswa th, .aswa td { padding: 5px 4px; } .aswa .wide-only { display: none; }
+@media (max-width: 640px) {
+  .aswa .wide-only { display: none; } .aswa .narrow-only { display: block; }
+  .aswa .bar { min-width: 40px; } .aswa th, .aswa td { padding: 5px 4px; }
+  .aswa .stacked table, .aswa .stacked tbody, .aswa .stacked th, .aswa .stacked td { display: block; }
+  .aswa .stacked td.n { text-align: left; }
+  .aswa .stacked thead { display: none; }
+  .aswa .stacked tr { display: grid; grid-template-columns: 6em 4.5em 1fr; align-items: center; padding: 4px 0; }
+  .aswa .stacked tr th { grid-column: 1 / -1; }
+  .aswa .stacked tr td { border: 0 !important; padding: 2px 4px; }
+  .aswa .stacked td.split { display: block; color: var(--soft-ink); font-size: 13px; }
   .aswa .nodes text { font-size: 20px; } .aswa .nodes .relation { font-size: 17px; }
 }
 """
@@ -98,8 +111,8 @@ def answers(question: str, found: Sequence[Answer], has_graph: bool) -> str:
         )
     note = "" if has_graph else '<p class="quiet">The graph is not at hand, so known answers are not marked.</p>'
     return piece(
-        f"<table><caption>{escape(question[:400])}</caption><thead><tr><th class='n'>rank</th><th>answer</th><th>"
-        "<span class='quiet'>probability</span></th><th class='n'></th><th class='n wide-only'>score</th></tr></thead>"
+        f"<table><caption>{escape(question[:400])}</caption><thead><tr><th class='n'>rank</th><th>answer</th>"
+        "<th colspan='2'>probability</th><th class='n wide-only'>score</th></tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table>{note}"
     )
 
@@ -120,7 +133,7 @@ def chains(question: str, found: Iterable[Mapping[str, Any]]) -> str:
     return piece(
         f"<table><caption>{escape(question[:600])}</caption><thead><tr><th class='n'>rank</th>"
         "<th>answer and how it is reached</th>"
-        f"<th>truth</th><th></th></tr></thead><tbody>{''.join(rows)}</tbody></table>"
+        f"<th colspan='2'>truth</th></tr></thead><tbody>{''.join(rows)}</tbody></table>"
     )
 
 
@@ -152,7 +165,7 @@ def neighbourhood(entity: str, edges: Sequence[Edge]) -> str:
         )
         title = f"{edge.relation}: {edge.other}" + ("" if edge.known else f" (predicted, {edge.share:.2f})")
         anchor = "middle"
-        below = y + (24 if y >= y0 else -16)
+        below = y + (30 if y >= y0 else -16)
         parts.append(
             f'<text x="{min(max(x, 70), width - 70):.0f}" y="{below:.0f}" text-anchor="{anchor}">'
             f"<title>{escape(title[:500])}</title>{_cut(edge.other, 20)}</text>"
@@ -179,7 +192,7 @@ def classes(found: Sequence[tuple[str, float]]) -> str:
         for name, share in found
     )
     return piece(
-        f"<table><thead><tr><th>class</th><th>probability</th><th></th></tr></thead><tbody>{rows}</tbody></table>"
+        f"<table><thead><tr><th>class</th><th colspan='2'>probability</th></tr></thead><tbody>{rows}</tbody></table>"
     )
 
 
@@ -202,16 +215,13 @@ def history(source: Source, chosen: int | None = None) -> str:
     """Returns the trajectory of a run as an interactive picture."""
     if not source.trajectories:
         return piece('<p class="quiet">This model has no trajectory file, so its history is not known.</p>')
-    return piece(
-        '<div class="scroll">'
-        + trajectory_svg(
-            source.trajectories,
-            metric=source.metric,
-            greater_is_better=source.greater_is_better,
-            chosen=chosen,
-        )
-        + "</div>"
+    options: dict[str, Any] = {"greater_is_better": source.greater_is_better, "chosen": chosen}
+    wide = trajectory_svg(source.trajectories, metric=source.metric, **options)
+    # On a phone there is nothing to point with: the slider tells what each decision did.
+    narrow = trajectory_svg(
+        source.trajectories, metric=source.metric, panel=False, width=360, explained=False, **options
     )
+    return piece(f'<div class="wide-only">{wide}</div><div class="narrow-only">{narrow}</div>')
 
 
 def point(source: Source, index: int) -> str:
@@ -275,19 +285,22 @@ def strategies(source: Source) -> str:
             found = value(name, split)
             bold = found is not None and found == best[split]
             text = number(found)
+            cells.append(f'<td class="split">{escape(split)}</td>')
             cells.append(f'<td class="n">{f"<b>{text}</b>" if bold else text}</td>')
             scale = best[split] if source.greater_is_better else None
             share = found / scale if found is not None and scale and scale > 0 else 0.0
             cells.append(f"<td>{bar(share, f'{split} {source.metric} of {name}')}</td>" if scale else "<td></td>")
         applied = ' <span class="known">shipped</span>' if name == source.applied else ""
-        words = f'<br><span class="quiet">{escape(label_of(name))}</span>'
-        rows.append(f'<tr><th scope="row">{escape(name)}{applied}{words}</th>{"".join(cells)}</tr>')
-    heads = "".join(f'<th class="n">{escape(split)} {escape(source.metric)}</th><th></th>' for split in splits)
+        label = label_of(name)
+        same = label.lower().replace(" ", "-") == name
+        words = "" if same else f'<br><span class="quiet">{escape(label)}</span>'
+        rows.append(f'<tr><th scope="row">{escape(label if same else name)}{applied}{words}</th>{"".join(cells)}</tr>')
+    heads = "".join(f'<th class="n">{escape(split)} {escape(source.metric)}</th><td></td>' for split in splits)
     note = (
         '<p class="quiet">All strategies follow the same run. Validation chose the weights, so its scores are '
         "optimistic; bold is the best of a column. Bars are relative to it.</p>"
     )
     return piece(
-        f'<div class="scroll"><table><thead><tr><th>strategy</th>{heads}</tr></thead><tbody>{"".join(rows)}</tbody>'
-        f"</table></div>{note}"
+        f'<div class="scroll stacked"><table><thead><tr><th>strategy</th>{heads}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>{note}"
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -161,11 +162,26 @@ class Reloading(Generic[T]):
             if self._value is not None and seen == self._seen:
                 return self._value
             try:
-                self._value, self._seen = self._load(), seen
+                with _without_bars():
+                    self._value, self._seen = self._load(), seen
             except Exception:
                 if self._value is None:
                     raise
             return self._value
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Keeps the bars of transformers for the files that it reads out of an application's log."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def in_memory(model: Any) -> Any:
