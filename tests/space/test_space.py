@@ -271,7 +271,7 @@ def test_the_ensemble_of_any_decision_point_is_described_with_its_weights(run):
     assert "Epoch 4: soft" in text
     assert "α = 0.3333 for each of 3: epochs 2 to 4. All other weights are 0." in text
     assert "epoch 6" in re.sub("<[^>]+>", " ", render.point(source, 5))
-    assert render.history(source, 3).count('class="alpha"') == 3
+    assert render.history(source, 3).count('class="alpha"') == 2 * 3  # wide and for phones
     assert render.point(source, 10_000) == render.point(source, len(trajectory()) - 1)
 
 
