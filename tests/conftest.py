@@ -39,6 +39,10 @@ def pytest_runtest_setup(item):
         item.config.stash[FROZEN] = len(sys.modules)
 
 
+def pytest_unconfigure():
+    gc.unfreeze()  # some libraries report what is left when the interpreter exits
+
+
 @pytest.fixture(autouse=True)
 def no_pictures(request):
     """The picture at the end of a Trainer's run takes longer than most runs here; `pictures` marks who looks at it."""
