@@ -4,14 +4,15 @@ Averaged: the trainable floating-point parameters, in float32 or higher precisio
 Copied: the persistent buffers (with `average_buffers`, floating-point buffers are averaged too). One copy of the
 weights is kept, plus another (the running weights) while averaged weights are in the model. All updates are in place:
 compiled modules, optimizers and gradient hooks keep their tensors. If the model is sharded, each process averages the
-rows it holds.
+rows it holds. Of a table of which an optimizer writes few rows, only the rows are read, written and kept in which the
+running weights and the average may differ: those written since Θ_A := Θ.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from weakref import WeakSet
 
@@ -29,6 +30,8 @@ from aswa_hf._utils.sharding import (
     refuse_unsupported_sharding,
     reshard,
 )
+from aswa_hf._utils.signals import uninterrupted
+from aswa_hf._utils.touched_rows import RowSet, TrackedTable, tracked_tables
 from aswa_hf._utils.zero import master_weights, set_master_weights
 
 # Elements per chunk for weights whose dtype or device differs from the average's: little memory, few calls.
@@ -37,6 +40,8 @@ _CHUNK = 1 << 20
 _HOLDING: WeakSet[nn.Module] = WeakSet()
 # Elements per chunk where several averages take the same weights: these stay in the cache until all have them.
 _CACHED = 1 << 19
+# Rows that should be equal and are looked at before the others are believed to be.
+_SAMPLED = 4096
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -105,6 +110,8 @@ class WeightAverage:
         self.average_buffers = average_buffers
         self.averaged: dict[str, Tensor] = {}
         self.copied: dict[str, Tensor] = {}
+        # Of tracked tables, the rows in which Θ_A and Θ may differ.
+        self._different: dict[str, RowSet] = {}
         parameters, _ = _tensors(self.model)
         refuse_unsupported_sharding(self.model, parameters)
         if not parameters:
@@ -131,8 +138,24 @@ class WeightAverage:
         if self.is_empty:
             self.averaged = {name: self._empty_for(tensor) for name, tensor in averaged.items()}
             self.copied = {name: torch.empty_like(tensor) for name, tensor in copied.items()}
+            self._different = {}
         self._check(averaged, copied)
-        _copy_by_name(self.averaged | self.copied, (master_weights(averaged) if of is None else of.averaged) | copied)
+        if of is not None:
+            self._different = {}
+            _copy_by_name(self.averaged | self.copied, of.averaged | copied)
+            return
+        tables = self._tables(averaged)
+        rows = self._different_rows(averaged, tables, compare=False)
+        source = master_weights(averaged) | copied
+        _copy_by_name({n: t for n, t in (self.averaged | self.copied).items() if n not in rows}, source)
+        for name, some in rows.items():
+            for part in _some_rows(some, averaged[name]):
+                self.averaged[name].index_copy_(0, part, averaged[name].index_select(0, part))
+        self._different = {}
+        if not self.is_in_model:
+            for name, (_, table) in tables.items():
+                mask = torch.zeros(len(averaged[name]), dtype=torch.bool, device=averaged[name].device)
+                self._different[name] = table.follow(RowSet(mask))
 
     @torch.no_grad()
     def blend(self, weight: float, of: WeightAverage | None = None, *, with_buffers: bool = False) -> None:
@@ -142,7 +165,18 @@ class WeightAverage:
         """
         averaged, copied = self._running()
         self._check(averaged, copied)
-        _blend_all([(self, weight)], master_weights(averaged) if of is None else of.averaged)
+        if of is not None:
+            self._different = {}
+            _blend_all([(self, weight)], of.averaged)
+        else:
+            rows = self._different_rows(averaged)
+            if self.is_in_model:
+                self._different = {}
+            source = master_weights(averaged)
+            _blend_all([(self, weight)], {name: t for name, t in source.items() if name not in rows})
+            for name, some in rows.items():
+                for part in _some_rows(some, averaged[name]):
+                    self.averaged[name].index_copy_(0, part, self._blended(name, averaged[name], part, weight))
         if with_buffers:
             _copy_by_name(self.copied, copied)
 
@@ -151,6 +185,7 @@ class WeightAverage:
         """Θ_A := Σ c_i · Θ_i for pairs of a coefficient and an average of this model; None is the running model."""
         (first, source), *others = parts
         self.assign(source)
+        self._different = {}
         torch._foreach_mul_(list(self.averaged.values()), first)
         running = master_weights(self._running()[0])
         for coefficient, part in others:
@@ -185,10 +220,17 @@ class WeightAverage:
         averaged, copied = self._running()
         self._check(averaged, copied)
         shared = _in_shared_memory(averaged)
-        with self._restored(averaged | copied) as running:
+        rows = self._different_rows(averaged) if of is None else {}
+        rows = {name: some for name, some in rows.items() if name not in shared}
+        with self._restored(averaged | copied, rows) as running:
             with torch.no_grad():
                 added = master_weights(averaged) if of is None else of.averaged
+                for name, some in rows.items():
+                    for part in _some_rows(some, averaged[name]):
+                        averaged[name].index_copy_(0, part, self._blended(name, averaged[name], part, weight))
                 for name, theirs in averaged.items():
+                    if name in rows:
+                        continue
                     ours, new = self.averaged[name], added[name]
                     if new is theirs and (name in shared or not _same_kind(ours, theirs)):
                         # In place moves less data, but would average weights that overlap in memory twice.
@@ -205,9 +247,14 @@ class WeightAverage:
         """Puts Θ_A into the model until the block ends; `with_buffers=False` keeps the model's own buffers."""
         averaged, copied = self._running()
         self._check(averaged, copied)
-        with self._restored(averaged | copied):
+        rows = self._different_rows(averaged)
+        with self._restored(averaged | copied, rows):
             with torch.no_grad():
-                _copy_by_name(averaged | copied if with_buffers else averaged, self.averaged | self.copied)
+                whole = {name: tensor for name, tensor in averaged.items() if name not in rows}
+                _copy_by_name(whole | copied if with_buffers else whole, self.averaged | self.copied)
+                for name, some in rows.items():
+                    for part in _some_rows(some, averaged[name]):
+                        averaged[name].index_copy_(0, part, self.averaged[name].index_select(0, part))
             yield
 
     @torch.no_grad()
@@ -252,10 +299,10 @@ class WeightAverage:
             n: self._empty_for(t).copy_(part_for(in_model[n], averaged[n])) for n, t in expected_averaged.items()
         }
         new_copied = {n: torch.empty_like(t).copy_(copied[n][...]) for n, t in expected_copied.items()}
-        self.averaged, self.copied = new_averaged, new_copied
+        self.averaged, self.copied, self._different = new_averaged, new_copied, {}
 
     def clear(self) -> None:
-        self.averaged, self.copied = {}, {}
+        self.averaged, self.copied, self._different = {}, {}, {}
 
     @property
     def is_finite(self) -> bool:
@@ -268,12 +315,21 @@ class WeightAverage:
         return sum(tensor.nbytes for tensor in (*self.averaged.values(), *self.copied.values()))
 
     @contextmanager
-    def _restored(self, running: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-        """Yields a copy of the running weights and buffers, and restores them from it on exit, bit for bit."""
+    def _restored(
+        self, running: Mapping[str, Tensor], rows: Mapping[str, Tensor] | None = None
+    ) -> Iterator[dict[str, Tensor]]:
+        """Yields a copy of the running weights and buffers, and restores them from it on exit, bit for bit.
+
+        Of some tables only the `rows` that will change are kept.
+        """
+        rows = rows or {}
+        whole = {name: tensor for name, tensor in running.items() if name not in rows}
         # With an offloaded average, the copy is offloaded too.
-        kept = {name: torch.empty_like(tensor, device=self.device) for name, tensor in running.items()}
+        kept = {name: torch.empty_like(tensor, device=self.device) for name, tensor in whole.items()}
         with torch.no_grad():
-            _copy_by_name(kept, running)
+            _copy_by_name(kept, whole)
+            kept_rows = {name: running[name].index_select(0, some) for name, some in rows.items()}
+        current = [(p, table) for p, table in tracked_tables(self.model).values() if table.is_current(p)]
         outermost = not self.is_in_model
         _HOLDING.add(self.model)
         try:
@@ -283,8 +339,49 @@ class WeightAverage:
                 _HOLDING.discard(self.model)
             # An evaluation leaves the averaged weights gathered, and training would continue with them.
             reshard(self.model)
-            with torch.no_grad():
-                _copy_by_name(running, kept)
+            with torch.no_grad(), uninterrupted() if rows else nullcontext():
+                _copy_by_name(whole, kept)
+                for name, some in rows.items():
+                    running[name].index_copy_(0, some, kept_rows[name])
+                for parameter, table in current:
+                    table.accept(parameter)
+
+    def _tables(self, averaged: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, TrackedTable]]:
+        """Returns the tracked tables among the model's weights whose rows can be averaged one by one."""
+        return {
+            name: (parameter, table)
+            for name, (parameter, table) in tracked_tables(self.model).items()
+            if name in averaged
+            and averaged[name].data_ptr() == parameter.data_ptr()
+            and averaged[name].shape == parameter.shape
+            and _same_kind(self.averaged[name], averaged[name])
+        }
+
+    def _different_rows(
+        self, averaged: Mapping[str, Tensor], tables: Mapping[str, Any] | None = None, *, compare: bool = True
+    ) -> dict[str, Tensor]:
+        """Returns, of tracked tables, the rows in which Θ and Θ_A may differ, where these are not the most.
+
+        If they are not known, they are found by comparing all rows, or with `compare=False` left out.
+        """
+        found: dict[str, Tensor] = {}
+        if self.is_in_model:  # Θ is not in the model
+            return found
+        for name, (parameter, table) in (self._tables(averaged) if tables is None else tables).items():
+            ours, theirs = self.averaged[name], averaged[name]
+            different = self._different.get(name)
+            if not table.follows(different, parameter) or not _equal_in_others(different, ours, theirs):
+                self._different.pop(name, None)
+                if not compare:
+                    continue
+                different = self._different[name] = table.follow(RowSet(_differing(ours, theirs)))
+            if different is not None and 2 * len(different) <= len(ours):
+                found[name] = different.indices()
+        return found
+
+    def _blended(self, name: str, theirs: Tensor, rows: Tensor, weight: float) -> Tensor:
+        """Returns some rows of Θ_A + weight · (Θ − Θ_A)."""
+        return self.averaged[name].index_select(0, rows).lerp_(theirs.index_select(0, rows), weight)
 
     def _running(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Returns the tensors that are averaged and those that are copied; of sharded ones, this process's rows."""
@@ -326,6 +423,8 @@ def take_snapshots(updates: Iterable[tuple[WeightAverage, float]]) -> None:
     for average, weight in updates:
         if weight == 1:
             average.assign()
+        elif tracked_tables(average.model):
+            average.blend(weight, with_buffers=True)
         else:
             together.setdefault((id(average.model), average.average_buffers), []).append((average, weight))
     for group in together.values():
@@ -379,6 +478,30 @@ def _copy_by_name(to: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> Non
     # One call, so that no interrupt can come between two tensors.
     if to:
         torch._foreach_copy_(list(to.values()), [source[name] for name in to])
+
+
+def _some_rows(rows: Tensor, table: Tensor) -> tuple[Tensor, ...]:
+    """Splits row numbers, so that what is computed from these rows at a time is small."""
+    return rows.split(max(1, _CHUNK // max(1, table[:1].numel())))
+
+
+def _differing(ours: Tensor, theirs: Tensor) -> Tensor:
+    """Returns a mask of the rows that are not equal, chunk by chunk."""
+    parts = [
+        (a != b).flatten(1).any(1)
+        for size in [max(1, _CHUNK // max(1, ours[:1].numel()))]
+        for a, b in zip(ours.split(size), theirs.split(size), strict=True)
+    ]
+    return torch.cat(parts)
+
+
+def _equal_in_others(different: RowSet | None, ours: Tensor, theirs: Tensor) -> bool:
+    """Whether a sample of the rows that should be equal is: a change of all rows is noticed, however it was made."""
+    if different is None:
+        return False
+    rows = torch.arange(0, len(ours), max(1, len(ours) // _SAMPLED), device=ours.device)
+    rows = rows[~different.mask[rows]]
+    return torch.equal(ours.index_select(0, rows), theirs.index_select(0, rows))
 
 
 def _same_layout(a: Tensor, b: Tensor) -> bool:

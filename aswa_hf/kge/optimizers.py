@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.optim import Adagrad, Optimizer
 from transformers import TrainingArguments
 
+from aswa_hf._utils.touched_rows import writing
+
 
 class RowwiseAdagrad(Optimizer):
     """Adagrad with one sum per row of a tensor instead of one per number: state of 1/dim of the weights.
@@ -59,7 +61,8 @@ class RowwiseAdagrad(Optimizer):
         sums = state["sum"][rows] + values.flatten(1).square().mean(1)
         state["sum"][rows] = sums
         rates = group["lr"] / (sums.sqrt() + group["eps"])
-        parameter.index_add_(0, rows, values * rates.view(-1, *[1] * (parameter.dim() - 1)), alpha=-1)
+        with writing(parameter, rows):
+            parameter.index_add_(0, rows, values * rates.view(-1, *[1] * (parameter.dim() - 1)), alpha=-1)
 
 
 def optimizer_of(name: str, args: TrainingArguments) -> tuple[type[Optimizer], dict[str, Any]] | None:
