@@ -26,7 +26,7 @@ from aswa_hf._utils.sharding import (
     as_shards,
     is_dtensor,
     local_shards,
-    part_for,
+    parts_for,
     refuse_unsupported_sharding,
     reshard,
 )
@@ -284,7 +284,7 @@ class WeightAverage:
             saved = averaged[name]
             if saved.is_floating_point() != tensor.is_floating_point() or saved.is_complex() != tensor.is_complex():
                 raise ValueError(f"The averaged weight {name!r} of this state does not hold floating-point numbers.")
-            if finite and not part_for(tensor, saved).isfinite().all():
+            if finite and not all(bool(part.isfinite().all()) for _, part in parts_for(tensor, saved)):
                 raise ValueError(f"The averaged weight {name!r} of this state holds NaN or infinite values.")
 
     def load(self, averaged: Mapping[str, Any], copied: Mapping[str, Any]) -> None:
@@ -295,9 +295,10 @@ class WeightAverage:
         self.check(averaged, copied)
         in_model, _ = self._in_model()
         expected_averaged, expected_copied = self._running()
-        new_averaged = {
-            n: self._empty_for(t).copy_(part_for(in_model[n], averaged[n])) for n, t in expected_averaged.items()
-        }
+        new_averaged = {n: self._empty_for(tensor) for n, tensor in expected_averaged.items()}
+        for n, tensor in new_averaged.items():
+            for rows, part in parts_for(in_model[n], averaged[n]):
+                tensor[rows if tensor.dim() else ...] = part
         new_copied = {n: torch.empty_like(t).copy_(copied[n][...]) for n, t in expected_copied.items()}
         self.averaged, self.copied, self._different = new_averaged, new_copied, {}
 
@@ -307,7 +308,7 @@ class WeightAverage:
     @property
     def is_finite(self) -> bool:
         """Whether the average, of a sharded model the rows of this process, has no NaN and no infinite values."""
-        return all(bool(tensor.isfinite().all()) for tensor in self.averaged.values())
+        return all(bool(part.isfinite().all()) for tensor in self.averaged.values() for (part,) in _pieces(tensor))
 
     @property
     def nbytes(self) -> int:

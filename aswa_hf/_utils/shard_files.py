@@ -9,6 +9,7 @@ of processes reads the rows it needs.
 from __future__ import annotations
 
 import json
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -25,7 +26,7 @@ from aswa_hf._utils.distributed import agree, rank, succeeding_together, world_s
 from aswa_hf._utils.files import parse_json, replacing, sync, write_text
 from aswa_hf._utils.paths import is_file_name
 from aswa_hf._utils.sharding import is_dtensor, is_first_copy, own_rows
-from aswa_hf._utils.tensors import open_tensors
+from aswa_hf._utils.tensors import Entry, open_tensors, read_header
 
 # The key of the JSON text in the header of a file.
 FORMAT = "aswa-state"
@@ -117,11 +118,13 @@ class SavedTensor:
         self.key = key
         self.shape = torch.Size(shape)
         self.parts: list[tuple[int, int, Any]] = []  # first row, end, open file; sorted by rows
+        self.places: dict[int, Entry] = {}  # where the part with this first row is in its file
 
-    def add(self, start: int, file: Any) -> None:
+    def add(self, start: int, file: Any, place: Entry) -> None:
         rows = file.get_slice(self.key).get_shape()[:1]
         self.parts.append((start, start + (rows[0] if rows else 1), file))
         self.parts.sort(key=lambda part: part[:2])
+        self.places[start] = place
 
     def is_floating_point(self) -> bool:
         return str(self.parts[0][2].get_slice(self.key).get_dtype()).startswith(("F", "BF"))
@@ -141,14 +144,19 @@ class SavedTensor:
             found = [file.get_tensor(self.key) for _, _, file in self.parts]
         else:
             found = [
-                file.get_slice(self.key)[max(rows.start, start) - start : min(rows.stop, end) - start]
-                for start, end, file in self.parts
+                self._rows(start, max(rows.start, start) - start, min(rows.stop, end) - start)
+                for start, end, _ in self.parts
                 if start < rows.stop and rows.start < end
             ]
         if not found:
             empty: Tensor = self.parts[0][2].get_slice(self.key)[:0]
             return empty
         return torch.cat(found) if len(found) > 1 else found[0]
+
+    def _rows(self, part: int, first: int, end: int) -> Tensor:
+        # Read and not mapped: the pages of a mapped file count as memory of the process until it is closed.
+        size = math.prod(self.shape[1:])
+        return self.places[part].read(first * size, (end - first) * size).view(end - first, *self.shape[1:])
 
 
 @dataclass
@@ -174,17 +182,19 @@ def open_index(
     Raises ValueError for other files, damaged and incomplete ones, and a content that does not fit `schema`.
     """
     index = files.enter_context(open_tensors(path))
+    places, _ = read_header(path)
     parse_json(_text_of(index), "its state", _Index)
     content: dict[str, Any] = parse_json(_text_of(index), "its state", schema)
     tensors: dict[str, SavedTensor] = {}
     for key in index.keys():  # noqa: SIM118 (not a dict)
         tensors[key] = SavedTensor(key, index.get_slice(key).get_shape())
-        tensors[key].add(0, index)
+        tensors[key].add(0, index, places[key])
     for name in content.pop("shards", ()):
         if not is_file_name(name):
             raise ValueError(f"it names the file {name!r}, expected the name of one beside it.")
         try:
             file = files.enter_context(open_tensors(path.with_name(name)))
+            places, _ = read_header(path.with_name(name))
         except FileNotFoundError:
             raise FileNotFoundError(
                 f"{path} was saved by several processes, and {name} of one of them is missing beside it. Save to and "
@@ -193,7 +203,7 @@ def open_index(
         for key, place in parse_json(_text_of(file), f"the rows of {name}", dict[str, _Rows]).items():
             if key not in file.keys():  # noqa: SIM118 (not a dict)
                 raise ValueError(f"{name} has no tensor {key!r}.")
-            tensors.setdefault(key, SavedTensor(key, place["shape"])).add(place["start"], file)
+            tensors.setdefault(key, SavedTensor(key, place["shape"])).add(place["start"], file, places[key])
     if missing := next((key for key, tensor in tensors.items() if not tensor.is_complete), None):
         raise ValueError(f"rows of {missing!r} are missing.")
     return content, tensors

@@ -9,14 +9,18 @@ A `RowSharded` module computes with its rows where they are: its `weight` is an 
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from aswa_hf._utils.distributed import is_distributed, rank, world_size
+
+# Numbers of a file that are read at a time.
+_NUMBERS = 1 << 24
 
 
 class RowSharded(nn.Module):
@@ -160,6 +164,21 @@ def part_for(model: Tensor, saved: Any) -> Tensor:
     else:
         part = (saved.full_tensor() if is_dtensor(saved) else saved)[own_rows(model)]
     return part
+
+
+def parts_for(model: Tensor, saved: Any) -> Iterator[tuple[slice, Tensor]]:
+    """The part of a saved tensor for `model`, as `part_for` returns it; of a large file some rows at a time.
+
+    Yields which rows these are of the local ones, and the rows.
+    """
+    if isinstance(saved, Tensor) or len(saved.shape) == 0:
+        yield slice(None), part_for(model, saved)
+        return
+    own = own_rows(model) if is_dtensor(model) else slice(0, saved.shape[0])
+    height = max(1, _NUMBERS // max(1, math.prod(saved.shape[1:])))
+    for start in range(own.start, max(own.stop, own.start + 1), height):
+        stop = min(start + height, own.stop)
+        yield slice(start - own.start, stop - own.start), saved[start:stop]
 
 
 def refuse_unsupported_sharding(model: nn.Module, parameters: Mapping[str, Any]) -> None:

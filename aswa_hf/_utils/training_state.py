@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from aswa_hf._utils.distributed import is_distributed, succeeding_together
 from aswa_hf._utils.shard_files import SavedTensor, open_index, write_tensors
-from aswa_hf._utils.sharding import RowSharded, computing_device, is_dtensor, part_for, row_sharded
+from aswa_hf._utils.sharding import RowSharded, computing_device, is_dtensor, part_for, parts_for, row_sharded
 
 VERSION = 1
 
@@ -49,7 +49,9 @@ def load_weights(path: Path, model: nn.Module) -> None:
             _check_weights(path, saved, expected, tables)
         with torch.no_grad():
             for name, tensor in expected.items():
-                tensor.copy_(_part(saved[name], tables.get(name)))
+                whole = tables[name].whole() if name in tables else tensor.detach()
+                for rows, part in parts_for(whole, saved[name]):
+                    tensor[rows if tensor.dim() else ...] = part
 
 
 def load_optimizer(path: Path, model: nn.Module, optimizer: Any) -> None:

@@ -22,7 +22,7 @@ from aswa_hf.hub_requests import bounded_requests
 from aswa_hf.kge.configuration_kge import KGEConfig
 from aswa_hf.kge.labels import labelled, read_labels
 from aswa_hf.kge.reading import COLUMNS, SUFFIXES, Triples, from_table, read_triples, refuse_empty
-from aswa_hf.kge.vocab import KGVocab
+from aswa_hf.kge.vocab import KGVocab, MappedLabels
 
 __all__ = ["KGVocab", "KnowledgeGraph", "NumberedGraph", "load_kg"]
 
@@ -151,8 +151,14 @@ class NumberedGraph(KnowledgeGraph):
 
     @cached_property
     def vocab(self) -> KGVocab:  # type: ignore[override]
-        """All labels, in memory."""
-        return KGVocab(*(self.labels(what).to_pylist() for what in ("entities", "relations")))
+        """The labels; those of the entities stay on disk."""
+        labels = self.labels("entities")
+        if len(labels) != self.num_entities:
+            raise ValueError(
+                f"{self.folder / 'entities.arrow'} has {len(labels):,} labels, expected {self.num_entities:,}: it is "
+                "damaged. Number the graph again."
+            )
+        return KGVocab(MappedLabels(labels), self.labels("relations").to_pylist())
 
     def labels(self, what: str) -> Any:
         """The labels of "entities" or "relations" by id, as a memory-mapped Arrow array."""

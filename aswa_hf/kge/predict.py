@@ -18,7 +18,7 @@ from aswa_hf._utils.tensors import read_header
 from aswa_hf.hub_requests import bounded_requests
 from aswa_hf.kge.configuration_kge import KGEConfig
 from aswa_hf.kge.modeling_kge import KGEModel
-from aswa_hf.kge.vocab import KGVocab
+from aswa_hf.kge.vocab import KGVocab, take_labels
 from aswa_hf.run_folder import CONFIG, WEIGHTS, read_config
 
 if TYPE_CHECKING:
@@ -174,12 +174,12 @@ class LinkPredictor:
     ) -> pd.DataFrame:
         import pandas as pd
 
-        labels = np.asarray(self.vocab.entities, dtype=object)
+        labels = self.vocab.entities
         rows, columns = answers.shape
         table = {
-            "head" if target == "tail" else "tail": np.repeat(labels[given], columns),
-            "relation": np.repeat(np.asarray(self.vocab.relations, dtype=object)[relations], columns),
-            target: labels[answers.ravel()],
+            "head" if target == "tail" else "tail": np.repeat(take_labels(labels, given), columns),
+            "relation": np.repeat(take_labels(self.vocab.relations, relations), columns),
+            target: take_labels(labels, answers.ravel()),
             "score": scores.ravel(),
             "rank": np.tile(np.arange(1, columns + 1), rows),
         }

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import json
+import operator
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -16,10 +17,86 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from transformers import FeatureExtractionMixin
 from transformers.utils import cached_file
 
-from aswa_hf._utils.files import read_json, write_text
+from aswa_hf._utils.files import read_json, replacing, write_text
 
 FILES = {"entities": "entities.json", "relations": "relations.json"}
+_AT_A_TIME = 1 << 20  # labels on disk
+_NEAREST_AMONG = 1 << 20  # labels on disk that an unknown one is compared with
 KEYS = "keys.json"  # the identifiers of the data, if they are not the labels
+
+
+class MappedLabels(Sequence[str]):
+    """The labels of a memory-mapped Arrow column, all distinct: a list of text that takes no memory.
+
+    Looking labels up by their text reads all of them, once for any number of them.
+    """
+
+    def __init__(self, column: Any):
+        self.column = column
+
+    def __len__(self) -> int:
+        return len(self.column)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            if step != 1:
+                return [self[i] for i in range(start, stop, step)]
+            some: list[str] = self.column.slice(start, max(0, stop - start)).to_pylist()
+            return some
+        try:
+            label: str = self.column[operator.index(index)].as_py()
+        except IndexError:
+            raise IndexError(f"There is no label {index}: there are {len(self):,}.") from None
+        return label
+
+    def take(self, ids: np.ndarray) -> np.ndarray:
+        """The labels of many ids, as an array of text."""
+        unique, places = np.unique(ids, return_inverse=True)
+        found = np.array([self[i] for i in unique.tolist()], dtype=object)
+        return found[places.reshape(-1)].reshape(np.shape(ids))
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self), _AT_A_TIME):
+            yield from self[start : start + _AT_A_TIME]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, MappedLabels):
+            return bool(self.column.equals(other.column))
+        if not isinstance(other, list):
+            return NotImplemented
+        return len(self) == len(other) and all(map(str.__eq__, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __contains__(self, label: object) -> bool:
+        return isinstance(label, str) and self.find([label])[0] >= 0
+
+    def find(self, labels: Any) -> np.ndarray:
+        """The positions of labels, −1 for unknown ones, in one pass over all labels."""
+        wanted = labels if isinstance(labels, (pa.Array, pa.ChunkedArray)) else pa.array(labels, pa.string())
+        wanted = wanted.cast(pa.string())
+        if isinstance(wanted, pa.ChunkedArray):
+            wanted = wanted.combine_chunks()
+        encoded = wanted.dictionary_encode()
+        positions = np.full(len(encoded.dictionary), -1, dtype=np.int64)
+        start = 0
+        for chunk in self.column.chunks if len(positions) else ():
+            for first in range(0, len(chunk), _AT_A_TIME):
+                some = chunk.slice(first, _AT_A_TIME)
+                found = pc.index_in(some, value_set=encoded.dictionary)
+                if found.null_count < len(found):
+                    here = np.flatnonzero(found.is_valid().to_numpy(zero_copy_only=False))
+                    positions[found.take(pa.array(here)).to_numpy()] = start + first + here
+            start += len(chunk)
+        codes = encoded.indices.fill_null(0).to_numpy() if len(positions) else np.zeros(len(wanted), dtype=np.int64)
+        result = positions[codes] if len(positions) else np.full(len(wanted), -1, dtype=np.int64)
+        result[wanted.is_null().to_numpy(zero_copy_only=False)] = -1
+        return result
 
 
 class KGVocab(FeatureExtractionMixin):
@@ -39,7 +116,7 @@ class KGVocab(FeatureExtractionMixin):
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
-        self.entities = _distinct(entities, "entities")
+        self.entities = entities if isinstance(entities, MappedLabels) else _distinct(entities, "entities")
         self.relations = _distinct(relations, "relations")
         self.keys = {what: _distinct(found, f"{what} (keys)") for what, found in (keys or {}).items()}
         for what, found in self.keys.items():
@@ -50,8 +127,8 @@ class KGVocab(FeatureExtractionMixin):
         """Whether both number the same entities and relations alike, whatever labels they show."""
         return all(self._identifiers(what) == other._identifiers(what) for what in FILES)
 
-    def _identifiers(self, what: str) -> list[str]:
-        found: list[str] = self.keys.get(what) or getattr(self, what)
+    def _identifiers(self, what: str) -> Sequence[str]:
+        found: Sequence[str] = self.keys.get(what) or getattr(self, what)
         return found
 
     @property
@@ -80,6 +157,8 @@ class KGVocab(FeatureExtractionMixin):
 
     @cached_property
     def _entity_index(self) -> _Index:
+        if isinstance(self.entities, MappedLabels):
+            return _MappedIndex(self.entities, "entity")
         return _Index(self.entities, "entity", self.keys.get("entities", []))
 
     @cached_property
@@ -95,8 +174,12 @@ class KGVocab(FeatureExtractionMixin):
     def to_json_file(self, json_file_path: str | os.PathLike[str]) -> None:
         # Written here, and not after save_pretrained, which ends with the upload of the files.
         for what, file in FILES.items():
-            text = json.dumps(getattr(self, what), ensure_ascii=False, indent=0)
-            write_text(Path(json_file_path).parent / file, text + "\n")
+            labels = getattr(self, what)
+            path = Path(json_file_path).parent / file
+            if isinstance(labels, MappedLabels):
+                _write_mapped(path, labels)
+            else:
+                write_text(path, json.dumps(labels, ensure_ascii=False, indent=0) + "\n")
         if self.keys:
             write_text(Path(json_file_path).parent / KEYS, json.dumps(self.keys, ensure_ascii=False, indent=0) + "\n")
         write_text(Path(json_file_path), self.to_json_string())
@@ -167,6 +250,51 @@ class _Index:
             if nearest
             else f"The labels look like {', '.join(map(repr, self.labels[:3]))}."
         )
+
+
+class _MappedIndex(_Index):
+    """The same of labels on disk, without an index of them in memory."""
+
+    def __init__(self, labels: MappedLabels, kind: str):
+        self.labels, self.kind = labels, kind  # type: ignore[assignment]
+
+    @property
+    def names(self) -> list[str]:  # type: ignore[override]
+        return self.labels[:_NEAREST_AMONG]
+
+    def one(self, label: str) -> int:
+        if not isinstance(label, str):
+            raise TypeError(f"The label of a single {self.kind} must be text, got {label!r}.")
+        return int(self.many([label])[0])
+
+    def many(self, labels: Any) -> np.ndarray:
+        if isinstance(labels, str):
+            raise TypeError(f"Expected a list of {self.kind} labels, got the text {labels!r}.")
+        try:
+            wanted = labels if isinstance(labels, (pa.Array, pa.ChunkedArray)) else pa.array(labels)
+            ids: np.ndarray = self.labels.find(wanted)  # type: ignore[attr-defined]
+        except (pa.ArrowException, TypeError) as error:
+            raise TypeError(f"Expected a list of {self.kind} labels ({error}).") from None
+        if len(ids) and ids.min() < 0:
+            raise ValueError(self.unknown(str(wanted[int(np.argmin(ids))].as_py())))
+        return ids
+
+
+def take_labels(labels: Sequence[str], ids: np.ndarray) -> np.ndarray:
+    """The labels of an array of ids, as an array of the same shape."""
+    if isinstance(labels, MappedLabels):
+        return labels.take(ids)
+    found = np.array([labels[i] for i in ids.ravel().tolist()], dtype=object)
+    return found.reshape(ids.shape)
+
+
+def _write_mapped(path: Path, labels: MappedLabels) -> None:
+    """Writes labels as a JSON list, as `json.dumps` with `indent=0` does, without having all of them in memory."""
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
+        file.write("[\n")
+        for number, label in enumerate(labels):
+            file.write((",\n" if number else "") + json.dumps(label, ensure_ascii=False))
+        file.write("\n]\n")
 
 
 def _simplify(label: str) -> str:

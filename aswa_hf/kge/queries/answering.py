@@ -27,7 +27,7 @@ from aswa_hf.kge.predict import LinkPredictor
 from aswa_hf.kge.queries.language import Query, Structure
 from aswa_hf.kge.queries.truth import FALSE, NORMS, TRUTHS, lowest, truth_of
 from aswa_hf.kge.ranking import SCORES_ON_CPU, SCORES_ON_DEVICE, score_answers
-from aswa_hf.kge.vocab import KGVocab
+from aswa_hf.kge.vocab import KGVocab, take_labels
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
@@ -82,7 +82,7 @@ def answer_query(
         raise TypeError(f"Expected a query, or a list of queries, got {query!r}.")
     queries = [part if isinstance(part, Query) else Query.parse(part) for part in several]
     search = BeamSearch(predictor.model, beam=beam, tnorm=tnorm, truth=truth, batch_size=batch_size)
-    names = np.asarray(predictor.vocab.entities, dtype=object)
+    names = predictor.vocab.entities
     tables: list[Any] = [None] * len(queries)
     with search.evaluating():
         for structure, rows, ids in by_structure(queries, predictor.vocab):
@@ -93,7 +93,11 @@ def answer_query(
                 odds, answers = search.lowest(every, min(k, len(names)))
                 search.memory.release(every)
                 for row, score, answer in zip(rows[some], truth_of(odds).cpu(), answers.cpu(), strict=True):
-                    columns = {"query": str(queries[row]), "answer": names[answer.numpy()], "score": score.numpy()}
+                    columns = {
+                        "query": str(queries[row]),
+                        "answer": take_labels(names, answer.numpy()),
+                        "score": score.numpy(),
+                    }
                     columns["rank"] = np.arange(1, len(answer) + 1)
                     tables[row] = pd.DataFrame(columns)
                     if chains:

@@ -25,6 +25,7 @@ from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.kge.data import KnowledgeGraph
 from aswa_hf.kge.graph import TailsByQuery
 from aswa_hf.kge.queries.language import Structure, build, label_kinds, shape_structure
+from aswa_hf.kge.vocab import take_labels
 
 FEATURES = Features(
     {"shape": Value("string"), "query": Value("string"), "easy": List(Value("string")), "hard": List(Value("string"))}
@@ -315,11 +316,11 @@ def _dataset(kg: KnowledgeGraph, shape: str, found: list[tuple[np.ndarray, np.nd
     for row, _, _ in found:
         labels = [(kind, names[kind][i]) for kind, i in zip(kinds, row.tolist(), strict=True)]
         texts.append(str(build(structure, labels)))
-    entities = np.asarray(kg.vocab.entities, dtype=object)
+    entities = kg.vocab.entities
     columns = {
         "shape": [shape] * len(found),
         "query": texts,
-        "easy": [entities[easy].tolist() for _, easy, _ in found],
-        "hard": [entities[hard].tolist() for _, _, hard in found],
+        "easy": [take_labels(entities, easy).tolist() for _, easy, _ in found],
+        "hard": [take_labels(entities, hard).tolist() for _, _, hard in found],
     }
     return Dataset.from_dict(columns, features=FEATURES)

@@ -7,6 +7,7 @@ in order, with the rows of the others as they arrive, a chunk at a time.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from aswa_hf._utils.distributed import rank, succeeding_together, world_size
 from aswa_hf._utils.files import make_folder, read_json, replacing
-from aswa_hf._utils.tensors import DTYPES, open_tensors
+from aswa_hf._utils.tensors import DTYPES, read_header
 from aswa_hf.kge.sharded.table import EntityShard
 
 # Numbers that are sent and written at a time.
@@ -101,14 +102,27 @@ def copy_shell(model: Any, folder: Path) -> None:
                 shutil.copy(path, folder / path.name)
 
 
-def read_rows(folder: Path, name: str, rows: slice | None = None) -> Tensor:
-    """A tensor of a saved model, or some of its rows: the rest of the file is not read."""
+def read_rows(folder: Path, name: str, shape: tuple[int, ...], rows: slice) -> Iterator[tuple[slice, Tensor]]:
+    """Rows of a tensor of a saved model, some at a time, and where they are among these rows.
+
+    The rest of the file is not read. Raises ValueError if the tensor is missing, or has another shape.
+    """
     path = folder / "model.safetensors"
     if not path.exists() and (index := folder / "model.safetensors.index.json").exists():
         files = read_json(index)["weight_map"]
         path = folder / files.get(name, "model.safetensors")
-    with open_tensors(path) as file:
-        if name not in file.keys():  # noqa: SIM118 (not a dict)
-            raise ValueError(f"{path} has no tensor {name!r}: it does not hold this model.")
-        found: Tensor = file.get_tensor(name) if rows is None else file.get_slice(name)[rows]
-    return found
+    entries, _ = read_header(path)
+    if name not in entries:
+        raise ValueError(f"{path} has no tensor {name!r}: it does not hold this model.")
+    entry = entries[name]
+    if entry.shape != shape or entry.dtype not in DTYPES or not entry.is_averaged:
+        raise ValueError(
+            f"{path}: {name!r} has the shape {entry.shape} and the type {entry.dtype}. Expected floating-point numbers "
+            f"of the shape {shape}, as config.json says."
+        )
+    size = math.prod(shape[1:])
+    height = max(1, CHUNK // size)
+    for start in range(rows.start, rows.stop, height):
+        stop = min(start + height, rows.stop)
+        part = entry.read(start * size, (stop - start) * size).view(stop - start, *shape[1:])
+        yield slice(start - rows.start, stop - rows.start), part

@@ -204,12 +204,13 @@ def load_sharded(folder: str | os.PathLike[str], *, sparse: bool = False, device
     shard = _with_shard(model, sparse=sparse, device=model.entity_embeddings.weight.device)
     with succeeding_together(shard.weight.device, (OSError, ValueError)), torch.no_grad():
         for name, parameter in model.named_parameters():
-            rows = slice(shard.start, shard.stop) if parameter is shard.weight else None
-            found = read_rows(path, name, rows)
-            if found.shape != parameter.shape or not found.isfinite().all():
-                problem = "holds NaN or infinite numbers" if found.shape == parameter.shape else "has another shape"
-                raise ValueError(f"{path}: {name!r} {problem}. Expected finite numbers of the shape in config.json.")
-            parameter.copy_(found)
+            rows, shape = slice(0, len(parameter)), tuple(parameter.shape)
+            if parameter is shard.weight:
+                rows, shape = slice(shard.start, shard.stop), (shard.num_rows, *shape[1:])
+            for place, found in read_rows(path, name, shape, rows):
+                if not found.isfinite().all():
+                    raise ValueError(f"{path}: {name!r} holds NaN or infinite numbers. Expected finite ones.")
+                parameter[place] = found
     return model
 
 
