@@ -483,7 +483,8 @@ def _copy_by_name(to: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> Non
 
 def _some_rows(rows: Tensor, table: Tensor) -> tuple[Tensor, ...]:
     """Splits row numbers, so that what is computed from these rows at a time is small."""
-    return rows.split(max(1, _CHUNK // max(1, table[:1].numel())))
+    parts: tuple[Tensor, ...] = rows.split(max(1, _CHUNK // max(1, table[:1].numel())))
+    return parts
 
 
 def _differing(ours: Tensor, theirs: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Averages of tables of which an optimizer writes few rows: the same as of any weights, without a pass over the table."""
+"""Averages of tables of which an optimizer writes few rows: as those of any weights, without a pass over the table."""
 
 import copy
 

@@ -117,8 +117,8 @@ def read_rows(folder: Path, name: str, shape: tuple[int, ...], rows: slice) -> I
     entry = entries[name]
     if entry.shape != shape or entry.dtype not in DTYPES or not entry.is_averaged:
         raise ValueError(
-            f"{path}: {name!r} has the shape {entry.shape} and the type {entry.dtype}. Expected floating-point numbers "
-            f"of the shape {shape}, as config.json says."
+            f"{path}: {name!r} has the shape {entry.shape} and the type {entry.dtype}. Expected floating-point "
+            f"numbers of the shape {shape}, as config.json says."
         )
     size = math.prod(shape[1:])
     height = max(1, CHUNK // size)

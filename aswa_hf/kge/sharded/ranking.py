@@ -68,7 +68,8 @@ def ranks_on_shards(
     starts = range(0, len(table), width)
     groups = [slice(first, min(first + height, len(queries))) for first in range(0, len(queries), height)]
     rows, places = pairs(target_offsets, targets, device)
-    filtered = _Filter(*shard.own(*pairs(known_offsets, known, device)), groups, [*starts, len(table)])
+    known_rows, known_places = shard.own(*pairs(known_offsets, known, device))
+    filtered = _Filter(known_rows, known_places, groups, [*starts, len(table)])
     buffer = torch.empty(height * width, dtype=queries.dtype, device=device)
 
     def scores_of(group: slice, start: int) -> Tensor:
