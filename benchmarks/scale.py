@@ -297,14 +297,14 @@ def derived(measured: dict[str, Any], step: int = 65_536, negatives: int = 4096,
     share = least_time(header | {"sent": one["bytes_per_step"]}, one) / one["step_s"]
     lines = [
         f"Measured with {int(size):,} entities at d = {header['d']} ({header['CPU']}, load {header['load before']}): "
-        f"a step of {one['step_s'] * 1e3:.3g} ms on a process that copies {one['copied_gb_per_s']:.3g} GB/s, multiplies "
-        f"{one['gflop_per_s']:.3g} GFLOP/s and exchanges {one['exchanged_gb_per_s']:.3g} GB/s. That is {share:.0%} of "
+        f"a step of {one['step_s'] * 1e3:.3g} ms where a process can copy {one['copied_gb_per_s']:.3g} GB/s, multiply "
+        f"{one['gflop_per_s']:.3g} GFLOP/s and exchange {one['exchanged_gb_per_s']:.3g} GB/s. That is {share:.0%} of "
         "what these limits allow. Assumed: a GPU reaches the same share of "
         + ", ".join(f"{value:,} {unit}" for value, unit in GPU.values())
         + f"; {PER_ENTITY} triples per entity, each with its inverse. Time per epoch is derived, not measured.",
         "",
-        "| entities | GPUs | weights | + average and sums | at most, while deciding | sampled step | all-entities step "
-        "| epoch |",
+        "| entities | GPUs | weights | + average and sums | while deciding, at most | sampled step "
+        "| all-entities step | epoch |",
         "| --- |" + " --- |" * 7,
     ]
     for entities in (5_000_000, 90_000_000, 1_000_000_000):
