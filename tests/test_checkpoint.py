@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import warm
 from bad_inputs import damages
 from places import HELPERS
 from safetensors.torch import load_file, save_file
@@ -151,10 +152,7 @@ def test_scores_that_are_not_finite_are_strict_json_and_come_back(tmp_path):
 
 
 def fail_to_save(scenario: str, folder: Path) -> dict:
-    script = HELPERS / "failing_saves.py"
-    run = subprocess.run(
-        [sys.executable, script, scenario, folder], capture_output=True, text=True, timeout=540, check=False
-    )
+    run = warm.run(HELPERS / "failing_saves.py", scenario, folder)
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout)
 

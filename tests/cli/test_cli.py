@@ -86,12 +86,12 @@ def test_help_shows_an_example(tmp_path):
 
 def test_a_link_predictor_is_trained_evaluated_asked_and_resumed(run_here, tmp_path):
     train = ("train", "kge", "--dataset", "countries", "--model", "keci", "--dim", "16", "--output-dir", "run")
-    status, output, errors = run_here(*train, "--epochs", "20")
+    status, output, errors = run_here(*train, "--epochs", "4")
     assert status == 0, errors
     folder = tmp_path / "run"
     results = json.loads((folder / "results.json").read_text())
     assert set(results["strategies"]) == {"aswa", "dense-aswa", "swa", "ema", "best", "last"}
-    assert results["command"] == " ".join(("aswa-hf", *train[:-2], "--epochs", "20", *train[-2:]))
+    assert results["command"] == " ".join(("aswa-hf", *train[:-2], "--epochs", "4", *train[-2:]))
     for file in ("aswa_trajectory.json", "trajectory.png", "train.log", "entities.json", "model.safetensors"):
         assert (folder / file).exists(), file
     assert f"{100 * results['strategies']['aswa']['test']['mrr']:.2f}" in output
@@ -107,18 +107,18 @@ def test_a_link_predictor_is_trained_evaluated_asked_and_resumed(run_here, tmp_p
     assert [answer["rank"] for answer in answers] == [1, 2, 3]
     assert answers[0]["score"] >= answers[1]["score"] >= answers[2]["score"]
 
-    status, _, errors = run_here(*train, "--epochs", "20")
+    status, _, errors = run_here(*train, "--epochs", "4")
     assert (status, "run already holds a run" in errors) == (1, True)
-    status, _, errors = run_here(*train, "--epochs", "24", "--lr", "0.2", "--dim", "8", "--seed", "1", "--resume")
+    status, _, errors = run_here(*train, "--epochs", "6", "--lr", "0.2", "--dim", "8", "--seed", "1", "--resume")
     assert (status, "--dim was 16, is 8; --lr was 0.1, is 0.2; --seed was 0, is 1." in errors) == (1, True)
-    status, _, errors = run_here(*train, "--epochs", "19", "--resume")
-    assert (status, "is at epoch 20, so it cannot end after --epochs 19" in errors) == (1, True)
-    status, _, errors = run_here(*train, "--epochs", "24", "--resume")
+    status, _, errors = run_here(*train, "--epochs", "3", "--resume")
+    assert (status, "is at epoch 4, so it cannot end after --epochs 3" in errors) == (1, True)
+    status, _, errors = run_here(*train, "--epochs", "6", "--resume")
     assert status == 0, errors
     trajectories, _ = load_trajectories(folder / "aswa_trajectory.json")
-    assert len(trajectories["aswa"]) == 24
+    assert len(trajectories["aswa"]) == 6
     (folder / "settings.json").unlink()
-    status, _, errors = run_here(*train, "--epochs", "24", "--resume")
+    status, _, errors = run_here(*train, "--epochs", "6", "--resume")
     assert (status, "settings.json is missing, so the settings of the run are unknown" in errors) == (1, True)
 
 
@@ -200,11 +200,11 @@ def test_the_table_of_a_run_marks_the_strategy_that_was_applied(tmp_path, capsys
     assert f"MRR than {applied}" in printed or f"On the test split {applied} did not win" in printed
 
 
-LINKS = "kge --dataset countries --dim 8 --epochs 20 --batch-size 130"
+LINKS = "kge --dataset countries --dim 8 --epochs 3 --batch-size 130"
 IMAGES = "image --dataset digits --model test_resnet --image-size 16 --train-size 80 --batch-size 20 --epochs 3 --fge"
 
 
-@pytest.mark.parametrize(("train", "epochs"), [(LINKS, 20), (IMAGES, 3)])
+@pytest.mark.parametrize(("train", "epochs"), [(LINKS, 3), (IMAGES, 3)])
 def test_two_processes_make_one_run_folder_and_one_output(train, epochs, tmp_path):
     command = [HELPERS / "forked_ranks.py", PACKAGE / "__main__.py", "train", *train.split()]
     environment = os.environ | {"COLUMNS": "120", "ACCELERATE_USE_CPU": "true"}

@@ -3,13 +3,12 @@
 import os
 import re
 import signal
-import subprocess
 import sys
 
 import pytest
 import torch
 from commands import call
-from places import HELPERS
+from moments import at
 
 from aswa_hf.kge import KGEConfig, KGEModel, evaluate_link_prediction, load_kg
 from aswa_hf.run_folder import newest_checkpoint
@@ -23,28 +22,35 @@ def refused(*arguments):
     return complaint
 
 
+def train_and_announce(options, descriptor, errors):
+    """A forked process that runs a command, and writes a line to a descriptor after the first step of training."""
+    status = 1
+    try:
+        at("on_step_end", lambda args, state: os.write(descriptor, b"training\n") if state.global_step == 1 else None)
+        with errors.open("w") as sys.stderr:
+            status = call(*options)
+    finally:
+        os._exit(status)
+
+
 def test_a_folder_is_trained_in_by_one_process_and_ctrl_c_says_how_to_resume(tmp_path):
     run = tmp_path / "run"
     options = ["train", "kge", "--dataset", "countries", "--dim", "8", "--epochs", "3000", "--output-dir", str(run)]
     reader, writer = os.pipe()
-    first = subprocess.Popen(
-        [sys.executable, str(HELPERS / "announced_command.py"), str(writer), *options],
-        pass_fds=[writer],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    first = os.fork()
+    if first == 0:
+        train_and_announce(options, writer, tmp_path / "errors")
     os.close(writer)
     try:
         with os.fdopen(reader) as announced:
             assert announced.readline() == "training\n"  # or nothing, at once, if the process has ended
         assert refused(*options).startswith(f"aswa-hf: Another process is training in {run}.")
-        first.send_signal(signal.SIGINT)
-        _, errors = first.communicate(timeout=540)
     finally:
-        first.kill()
-    assert first.returncode == 130
-    assert errors.strip().splitlines()[-1] == "aswa-hf: interrupted; --resume continues from the last checkpoint"
+        os.kill(first, signal.SIGINT)
+        status = os.waitpid(first, 0)[1]
+    assert os.waitstatus_to_exitcode(status) == 130
+    last = (tmp_path / "errors").read_text().strip().splitlines()[-1]
+    assert last == "aswa-hf: interrupted; --resume continues from the last checkpoint"
     # The folder is free again, and has the checkpoint of the first epoch.
     assert "already holds a run" in refused(*options)
     assert newest_checkpoint(run) is not None

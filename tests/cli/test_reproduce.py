@@ -112,27 +112,27 @@ def test_what_fails_is_reported_and_the_others_continue(here, capsys):
 
 
 def test_a_killed_grid_resumes_where_it_was(here, capsys):
-    asked = ("link-prediction", *COUNTRIES, "--seeds", "0-1", "--epochs", "20", "--output-dir")
+    asked = ("link-prediction", *COUNTRIES, "--seeds", "0-1", "--epochs", "3", "--output-dir")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # more do not survive a fork
     try:
-        second = here / "killed" / "countries-complex-1-20"
+        second = here / "killed" / "countries-complex-1-3"
         child = os.fork()
         if child == 0:
             at("on_save", lambda args, state: die() if Path(args.output_dir).name == second.name else None)
             os._exit(call(*asked, "killed"))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
         assert not (second / "results.json").exists()
-        first = (here / "killed" / "countries-complex-0-20" / "results.json").stat().st_mtime_ns
+        first = (here / "killed" / "countries-complex-0-3" / "results.json").stat().st_mtime_ns
         assert call(*asked, "killed", "--dry-run") == 0
         states = capsys.readouterr().out.splitlines()
-        assert states[0] == "countries-complex-0-20: done"
-        assert states[1].startswith("countries-complex-1-20: at epoch ")
+        assert states[0] == "countries-complex-0-3: done"
+        assert states[1].startswith("countries-complex-1-3: at epoch ")
 
         assert call(*asked, "killed", "--json") == 0
         printed = capsys.readouterr()
         assert "1 of 2 runs are already done." in printed.err
-        assert (here / "killed" / "countries-complex-0-20" / "results.json").stat().st_mtime_ns == first
+        assert (here / "killed" / "countries-complex-0-3" / "results.json").stat().st_mtime_ns == first
         rows = json.loads(printed.out)["rows"]
         assert call(*asked, "straight", "--json") == 0
         assert json.loads(capsys.readouterr().out)["rows"] == rows

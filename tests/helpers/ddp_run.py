@@ -104,6 +104,10 @@ def master(parameter: torch.nn.Parameter) -> torch.Tensor:
 def main() -> None:
     kind, folder, *flags = sys.argv[1:]
     torch.set_num_threads(1)
+    # On several CPUs, older versions of transformers load optimizers to "cpu:0", which torch does not know.
+    torch.serialization.register_package(
+        99, lambda storage: None, lambda storage, to: storage if to == "cpu:0" else None
+    )
     resume = "--resume" in flags
     stage = next((int(flag[-1]) for flag in flags if flag.startswith("--zero=")), None)
     arguments = {} if stage is None else zero(stage, bf16="--bf16" in flags)

@@ -1,7 +1,6 @@
 """Runs of `aswa_hf.loop.fit` in processes of their own, alone or in pairs, which may be sent a signal in the middle.
 
-    python loop_jobs.py 'JSON list of jobs'      # in forked processes, since importing takes longer than training
-    torchrun … loop_jobs.py --here 'JSON job'    # in this process
+    python loop_jobs.py 'JSON list of jobs'  # in forked processes, since importing takes longer than training
 
 A job is a dict of the arguments of `train`, with `processes` beside them. Every process that comes to its end leaves
 its weights and histories in FOLDER/rank<r>.safetensors and .json.
@@ -257,6 +256,4 @@ def results(folder: Path, processes: int = 1) -> list[tuple[dict[str, Tensor], d
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--here":
-        end(json.loads(sys.argv[2]))
     print(json.dumps([in_own_processes(job) for job in json.loads(sys.argv[1])]))

@@ -1,14 +1,9 @@
 """Two processes in the loop: one decision, one ensemble; what befalls one of them befalls the run, which goes on."""
 
-import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from unittest.mock import ANY
 
-import loop_jobs
 import pytest
 import torch
 from loop_jobs import results, run_jobs
@@ -22,7 +17,7 @@ CONV = {"kind": "conv", "processes": 2}
 PLAIN = {"kind": "plain", "split": True, "accumulate": 1, "disagree": True}
 JOBS = {
     "straight": CONV,
-    "killed": CONV | {"save_steps": 1},
+    "killed again": CONV | {"save_steps": 1},
     "terminated": CONV | {"send": signal.SIGTERM, "after": 9, "to": 1},
     "resumed": CONV,
     "disagree": CONV | {"disagree": True},
@@ -35,35 +30,20 @@ JOBS = {
     "fewer": CONV | {"save_steps": 1, "send": signal.SIGKILL, "after": 9, "to": 0},
     "alone": CONV | {"processes": 1},
 }
-FOLDERS = {"resumed": "terminated", "alone": "fewer"}
-
-
-def launch_and_kill_a_rank(folder: Path) -> int:
-    """A run under torchrun of which one process is killed in the second epoch: how the launcher ended."""
-    job = {"kind": "conv", "folder": str(folder), "save_steps": 1, "send": signal.SIGKILL, "after": 10, "to": 1}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    run = subprocess.Popen(
-        [*command, loop_jobs.__file__, "--here", json.dumps(job)],
-        env=os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        return run.wait(timeout=540)
-    except subprocess.TimeoutExpired:
-        run.terminate()  # it ends both ranks, which are in sessions of their own
-        run.wait()
-        raise
+FOLDERS = {"killed again": "killed", "resumed": "terminated", "alone": "fewer"}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """The folder of all runs, and how their processes ended."""
     root = tmp_path_factory.mktemp("runs")
-    status = launch_and_kill_a_rank(root / "killed")
+    # One of two is killed in the second epoch.
+    killed = CONV | {"save_steps": 1, "send": signal.SIGKILL, "after": 10, "to": 1}
+    (statuses,) = run_jobs(killed | {"folder": root / "killed"})
     left = [path.name for path in checkpoints(root / "killed")]
     jobs = [{**job, "folder": root / FOLDERS.get(name, name)} for name, job in JOBS.items()]
     ended = dict(zip(JOBS, run_jobs(*jobs), strict=True))
-    return root, ended | {"launched": [status], "left": left}
+    return root, ended | {"killed": statuses, "left": left}
 
 
 def both(folder: Path):
@@ -87,7 +67,7 @@ def test_two_processes_decide_alike_on_the_same_statistics_and_hold_the_same_ens
 
 def test_a_killed_rank_ends_the_run_which_resumes_from_the_last_checkpoint(runs):
     root, ended = runs
-    assert ended["launched"][0] != 0
+    assert ended["killed"] == [1, -signal.SIGKILL]  # the other one does not wait for it
     # Batch 10 is in step 5, the second of the second epoch.
     assert ended["left"][-1] == "checkpoint-4"
     tensors, about = both(root / "killed")
