@@ -19,6 +19,9 @@ import torch
 
 torch.set_num_threads(1)
 
+# Flushing to the disk is for power failures, of which there are none here; it takes longer than many a test.
+os.fsync = lambda descriptor: None
+
 # A shell starts programs in the background with Ctrl-C ignored, and tests send it to themselves and to others.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
