@@ -20,7 +20,9 @@ from typing import Any
 from aswa_hf._utils.files import write_text
 from aswa_hf.hub.card import read_card_data, render
 from aswa_hf.hub.repository import write_repository
+from aswa_hf.plotting import plot_trajectories
 from aswa_hf.run_folder import CARD, CONFIG, PICTURE, TRAJECTORY
+from aswa_hf.trajectory import load_trajectories
 
 ROOT = Path(__file__).resolve().parent.parent / "model_cards"
 OWNER = "your-name"
@@ -38,14 +40,16 @@ def render_card(run: Path, root: Path = ROOT) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
         repository = write_repository(run, Path(temporary) / "repository", f"{OWNER}/{run.name}")
-        for name in (CONFIG, PICTURE):
-            shutil.copyfile(repository / name, folder / name)
+        shutil.copyfile(repository / CONFIG, folder / CONFIG)
         write_text(folder / TRAJECTORY, _used_part(json.loads((repository / TRAJECTORY).read_text(encoding="utf-8"))))
     return render_again(folder)
 
 
 def render_again(folder: Path) -> Path:
-    """Writes a card from the files beside it."""
+    """Writes a card, and its picture, from the files beside it."""
+    trajectories, about = load_trajectories(folder / TRAJECTORY)
+    title = f"{about['run']['model']} on {about['run']['dataset']}"
+    plot_trajectories(trajectories, folder / PICTURE, metric=about["metric"], title=title)
     write_text(folder / CARD, str(render(read_card_data(folder, f"{OWNER}/{folder.name}"))))
     return folder
 

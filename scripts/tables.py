@@ -36,7 +36,7 @@ from typing import Any
 
 from aswa_hf.comparison import AUTO
 from aswa_hf.experiments.settings import DEFAULT_STRATEGIES
-from aswa_hf.plotting import Panel, plot_panels
+from aswa_hf.plotting import Panel, plot_panels, plot_trajectories
 from aswa_hf.reproduce.figures import paper_figures
 from aswa_hf.reproduce.ranks import REFERENCES, rankings, shown_p
 from aswa_hf.reproduce.robustness import Swept, best_rate, by_pair, by_rate, panels, shown_epochs, times_to_quality
@@ -44,6 +44,7 @@ from aswa_hf.reproduce.show import ORDER
 from aswa_hf.reproduce.tables import IMAGES, KGE, MODELS, TABLES, TUNED, plain
 from aswa_hf.reproduce.tuned import COSTS, mean_costs, runs_of_recipes
 from aswa_hf.style import BLUE, GREEN, ORANGE, PURPLE
+from aswa_hf.trajectory import Decision, Record, Trajectory
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
@@ -462,6 +463,31 @@ def draw_trajectories(path: Path, panels: list[tuple[str, str]]) -> None:
     plt.close(figure)
 
 
+def logged(run: str) -> dict[str, Trajectory]:
+    """The strategies of a run as its log in results/logs/ has them; without the scores of the look-aheads."""
+    with (RESULTS / "logs" / f"{run}.tsv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t"))
+
+    def record(index: int, row: dict[str, str], name: str) -> Record:
+        ours = name == "aswa"
+        decision, members = (Decision(row["decision"]), int(row["members"])) if ours else (Decision.SOFT, index + 1)
+        score = float(row[name]) if row[name] else None
+        return Record(index, None, float(row["epoch"]), float(row["last"]), None, score, members, decision)
+
+    names = ("aswa", "swa", "ema")
+    return {name: Trajectory(record(i, row, name) for i, row in enumerate(rows)) for name in names}
+
+
+# Runs whose trajectory a page shows: the picture, the log, its metric and title.
+SHOWN = [
+    ("umls-keci", "umls-keci-0-256", "MRR", "Keci on UMLS"),
+    *(
+        (f"cifar10-{s}", f"cifar10-preresnet20-{s}", "accuracy", f"PreResNet-20 on CIFAR-10, seed {s}")
+        for s in range(3)
+    ),
+]
+
+
 def language_table() -> str:
     """Mean ± standard deviation of the loss over seeds, the lowest of each row bold."""
     groups: dict[str, list[Result]] = defaultdict(list)
@@ -533,6 +559,8 @@ def main() -> None:
     draw_trajectories(
         ROOT / "docs" / "results.png", [("UMLS", "complex"), ("KINSHIP", "complex"), ("FB15k-237", "complex")]
     )
+    for picture, run, metric, title in SHOWN:
+        plot_trajectories(logged(run), ROOT / "docs" / f"{picture}.png", metric=metric, title=title)
     if found := epoch_panels():
         plot_panels([found], ROOT / "docs" / "many-steps.png")
     if runs := swept():
