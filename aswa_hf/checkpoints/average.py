@@ -76,7 +76,7 @@ def average_checkpoints(
         bn_batches = known.bn_batches if bn_batches is None else bn_batches
     batchnorm = _batchnorm(found[0], strategy, batchnorm, train_batches)
     batches = train_batches if batchnorm == "recalibrate" else None
-    evaluator = Evaluator(evaluate, _loading(load), batches, bn_batches, steps.evaluating)
+    evaluator = Evaluator(evaluate, _loading(load), batches, bn_batches, steps.evaluating, greater_is_better)
     by_validation = strategy in BY_VALIDATION
     look_aheads = {"aswa": len(found) - 1, "greedy": len(found) - 1, "swad": 1}.get(strategy, 0)
     steps.total = len(found) + look_aheads if by_validation else int(evaluate is not None)

@@ -80,13 +80,15 @@ class Evaluator:
     batches: Batches | None = None
     bn_batches: int | None = None
     report: Callable[[str], None] = lambda _: None
+    greater_is_better: bool = True
     evaluations: int = field(default=0, init=False)
+    best: float | None = field(default=None, init=False)
 
     def score(self, checkpoint: Checkpoint, *, averaged: bool = False) -> tuple[float, dict[str, Tensor]]:
         """The score of a checkpoint, and the BatchNorm statistics it was evaluated with, if they are new."""
         if self.evaluate is None:
             raise ValueError("There is no evaluation function.")
-        self.report(f"evaluating {checkpoint.name}")
+        self.report(f"evaluating {checkpoint.name}" + ("" if self.best is None else f", best so far {self.best:.4f}"))
         evaluate = self.evaluate
 
         def scored(model: Any) -> tuple[float, dict[str, Tensor]]:
@@ -97,6 +99,11 @@ class Evaluator:
 
         found = self._with_model(checkpoint, scored)
         self.evaluations += 1
+        score = found[0]
+        if policy.is_usable(score) and (
+            self.best is None or policy.is_better(score, self.best, self.greater_is_better)
+        ):
+            self.best = score
         return found
 
     def statistics(self, checkpoint: Checkpoint) -> dict[str, Tensor]:

@@ -80,10 +80,11 @@ app.command()(space)
 
 def main() -> None:
     """Runs a command; any error is one line on standard error and a non-zero exit status, with --debug a traceback."""
-    # The library's own bars for every file it reads or writes; a run has a bar of its own.
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    warnings.showwarning = _say
     arguments = [argument for argument in sys.argv[1:] if argument != DEBUG]
+    # The library's own bars for every file it reads or writes; a run has a bar of its own, an upload has not.
+    if arguments[:1] not in (["push"], ["space"]):
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    warnings.showwarning = _say
     try:
         with closing_process_group():
             status = app(arguments, standalone_mode=False)  # typer itself would draw a box around wrong usage

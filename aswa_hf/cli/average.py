@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aswa_hf.cli.options import named_as_flags
+from aswa_hf.cli.options import AsJson, named_as_flags
 
 if TYPE_CHECKING:
     from aswa_hf.checkpoints import AveragedCheckpoints, Progress
@@ -65,7 +65,7 @@ def average(
         str | None,
         typer.Option(metavar="NAME", help="recalibrate (if training data are known), average or copy."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print machine-readable JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Average checkpoints that already exist, and write the result as an ordinary checkpoint with its trajectory.
 

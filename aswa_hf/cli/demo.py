@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aswa_hf._utils.files import make_folder
+from aswa_hf._utils.files import make_folder, read_object
+from aswa_hf.cli.options import AsJson
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,6 +41,7 @@ def demo(
     seed: Annotated[
         int, typer.Option(metavar="N", min=0, help="Seed of the data split, the weights and the batches.")
     ] = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Train a small timm model on handwritten digits and compare five ways to choose the final weights.
 
@@ -53,23 +56,25 @@ def demo(
     from rich.console import Console
 
     make_folder(output_dir)
-    console = Console()
+    console = Console(stderr=as_json)
     try:
-        _digits(console, output_dir, epochs, model, seed)
+        digits = _digits(console, output_dir, epochs, model, seed)
     except BaseException:
         with suppress(OSError):  # a refused run leaves no empty folder
             output_dir.rmdir()
         raise
-    _countries(console, output_dir / "countries", seed)
+    countries = _countries(console, output_dir / "countries", seed)
+    if as_json:
+        typer.echo(json.dumps({"digits": digits, "countries": countries}, allow_nan=False))
 
 
-def _digits(console: Console, output_dir: Path, epochs: int, model: str, seed: int) -> None:
-    """Trains an image classifier and shows what each strategy ends with."""
+def _digits(console: Console, output_dir: Path, epochs: int, model: str, seed: int) -> dict[str, Any]:
+    """Trains an image classifier, shows what each strategy ends with, and returns what results.json contains."""
     import time
 
     from aswa_hf.experiments.progress import decision_summary, decisions_shown
     from aswa_hf.experiments.running import write_results
-    from aswa_hf.run_folder import PICTURE
+    from aswa_hf.run_folder import PICTURE, RESULTS
 
     trainer, callback, test_set = _prepare(model, epochs, seed, output_dir)
     console.print(f"Training [bold]{model}[/bold] on handwritten digits, {epochs} epochs:")
@@ -99,6 +104,7 @@ def _digits(console: Console, output_dir: Path, epochs: int, model: str, seed: i
     write_results(output_dir, callback, results, seconds, **about)
     console.print(decision_summary(strategies["aswa"]))
     console.print(f"Written: {output_dir / PICTURE}; more: aswa-hf report {output_dir}", soft_wrap=True)
+    return read_object(output_dir / RESULTS)
 
 
 def _prepare(model: str, epochs: int, seed: int, output_dir: Path) -> tuple[Trainer, ASWACallback, Any]:
@@ -169,8 +175,11 @@ def _table(strategies: dict[str, Strategy], test: dict[str, float]) -> Any:
     return table
 
 
-def _countries(console: Console, output_dir: Path, seed: int) -> None:
-    """Trains a link predictor on the world's countries and asks it three questions whose answers were held back."""
+def _countries(console: Console, output_dir: Path, seed: int) -> dict[str, Any]:
+    """Trains a link predictor on the world's countries and asks it three questions whose answers were held back.
+
+    Returns the test metrics of each strategy, and the answers.
+    """
     from transformers import set_seed
 
     from aswa_hf.experiments.progress import decision_summary, decisions_shown
@@ -195,16 +204,23 @@ def _countries(console: Console, output_dir: Path, seed: int) -> None:
     trainer.save_model()
     console.print(decision_summary(callback.strategies["aswa"]))
 
+    results: dict[str, Any] = {}
     for name in ("last", "best", "aswa"):
         with callback.strategies[name].swapped():
             found = trainer.evaluate("test", metric_key_prefix="test")
+        results[name] = {"test": {"mrr": found["test_mrr"], "hits@1": found["test_hits@1"]}}
         console.print(f"  {name:5s} test MRR {found['test_mrr']:.3f}   Hits@1 {found['test_hits@1']:.3f}")
     predictor = LinkPredictor(trainer.model, kg.vocab)
     console.print("Three questions whose answers are not in its training data:")
+    questions: list[dict[str, Any]] = []
     for head, relation, tail in kg.triples("test")[:3]:
         country, region = kg.vocab.entities[head], kg.vocab.entities[tail]
         answers = predictor.predict(country, kg.vocab.relations[relation], k=3)["tail"].tolist()
+        questions.append(
+            {"head": country, "relation": kg.vocab.relations[relation], "tail": region, "answers": answers}
+        )
         mark = "[green]right[/]" if answers[0] == region else f"[red]wrong[/], it is {region}"
         console.print(f"  {country} is located in … {answers[0]} ({mark}); then {', '.join(answers[1:])}")
     ask = f"aswa-hf predict {output_dir} --head france --relation neighbor"
     console.print(f"Written: {output_dir}; ask it more: {ask}", soft_wrap=True)
+    return {"strategies": results, "questions": questions}

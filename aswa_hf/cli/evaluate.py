@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +10,7 @@ import typer
 
 from aswa_hf._utils.checks import check_choice
 from aswa_hf._utils.files import refuse_mistyped
-from aswa_hf.cli.options import loading
+from aswa_hf.cli.options import AsJson, loading, tracked
 from aswa_hf.cli.query import BEAM, TNORM, TNORMS, TRUTH, TRUTHS
 from aswa_hf.experiments.settings import ImageRun, read_run, read_settings
 from aswa_hf.run_folder import SETTINGS
@@ -49,7 +48,7 @@ def evaluate(
     batch_size: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Queries per batch; limits the memory.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print machine-readable JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Rank the triples of a split: filtered MRR, Hits@k and mean rank over heads and tails.
 
@@ -118,7 +117,7 @@ def evaluate(
         if (checkpoint := strategy_weights(Path(model)).parent.parent) != Path(model):
             typer.echo(f"These are the weights in {checkpoint.name}, before the decision of its own epoch.", err=True)
         weights = each_strategy(predictor.model, model, names)
-        found = {name: measured() for name in _progress(weights, "evaluating", len(names))}
+        found = {name: measured() for name in tracked(weights, "evaluating", len(names))}
     if as_json:
         _show(found, as_json)
     elif strategies and query_set is not None:
@@ -160,16 +159,8 @@ def _queries(names: str, kg: KnowledgeGraph | None, per_shape: int, seed: int) -
         return load_queries(names)
     shapes = _shapes(names)
     return concatenate_datasets(
-        [generate_queries(kg, shape, per_shape, seed) for shape in _progress(shapes, "sampling queries", len(shapes))]
+        [generate_queries(kg, shape, per_shape, seed) for shape in tracked(shapes, "sampling queries", len(shapes))]
     )
-
-
-def _progress(items: Iterable[str], what: str, total: int) -> Iterable[str]:
-    from rich.console import Console
-    from rich.progress import track
-
-    console = Console(stderr=True)
-    return track(items, what, total=total, transient=True, console=console, disable=not console.is_terminal)
 
 
 def _table(rows: dict[str, dict[str, float]], title: str = "") -> str:

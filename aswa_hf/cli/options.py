@@ -6,15 +6,19 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from aswa_hf.experiments.settings import Setting, SettingError, TrainingRun
 
+T = TypeVar("T")
 Recipe = Annotated[str | None, typer.Option(metavar="NAME", help="Settings to start from; --recipes lists them.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", metavar="", help="Print the results as JSON; all else goes to standard error.")
+]
 # The placeholders of values in help texts; a switch has none.
 METAVARS = {int: "N", float: "X", str: "NAME", tuple: "NAMES", bool: ""}
 
@@ -31,6 +35,26 @@ def loading(what: str) -> Iterator[None]:
     finally:
         if shown:
             sys.stderr.write("\r\x1b[K")  # clears the line
+
+
+@contextmanager
+def uploading(repo: str) -> Iterator[None]:
+    """Says on a terminal what is being pushed where; the library's own bars show how much is left."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # one bar for every file that is read
+    if sys.stderr.isatty():
+        sys.stderr.write(f"pushing to {repo} …\n")
+    yield
+
+
+def tracked(items: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:
+    """Shows a bar with the time that is left while items are worked on; nothing if the output is not a terminal."""
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    return track(items, what, total=total, transient=True, console=console, disable=not console.is_terminal)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from aswa_hf.cli.options import loading
+from aswa_hf.cli.options import AsJson, loading
 
 
 def predict(
@@ -18,7 +18,7 @@ def predict(
     known: Annotated[
         str | None, typer.Option(metavar="NAME", help="A graph (as for train) whose triples are left out.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print machine-readable JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Answer (head, relation, ?) or (?, relation, tail) with the most likely entities.
 

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from aswa_hf.cli.options import AsJson, uploading
+
 
 def push(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, as `aswa-hf train` writes it.")],
@@ -36,7 +38,7 @@ def push(
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="Stop if the Hub does not answer a request for so long.")
     ] = 20.0,
-    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print machine-readable JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Push a trained model to the Hub in one commit, with a card that describes how its weights were chosen.
 
@@ -52,7 +54,8 @@ def push(
         found = json.dumps({"folder": str(folder), "files": files})
         typer.echo(found if as_json else f"Written to {folder}, nothing pushed: {', '.join(files)}")
         return
-    url = push_to_hub(
-        run_dir, repo, private=private, tag=tag, running=running, timeout=timeout, license=license_, notes=notes
-    )
+    with uploading(repo):
+        url = push_to_hub(
+            run_dir, repo, private=private, tag=tag, running=running, timeout=timeout, license=license_, notes=notes
+        )
     typer.echo(json.dumps({"url": url}) if as_json else f"Pushed to {url}")

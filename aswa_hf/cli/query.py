@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from aswa_hf._utils.checks import check_choice
-from aswa_hf.cli.options import loading
+from aswa_hf.cli.options import AsJson, loading
 
 TNORMS, TRUTHS = ("product", "min", "lukasiewicz"), ("sigmoid", "minmax", "softmax")
 
@@ -29,7 +29,7 @@ def query(
     chains: Annotated[
         bool, typer.Option("--chains", metavar="", help="Show the steps that led to each answer.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print machine-readable JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Answer a multi-hop query with the most likely entities.
 

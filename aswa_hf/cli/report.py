@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from aswa_hf.cli.options import AsJson, tracked
 
 
 def report(
@@ -17,9 +18,7 @@ def report(
     output: Annotated[
         Path, typer.Option(metavar="PATH", help="The page; its pictures are also written to a folder beside it.")
     ] = Path("report.html"),
-    as_json: Annotated[
-        bool, typer.Option("--json", metavar="", help="Print the content of the page as JSON.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare the strategies of runs on one page: results over seeds, trajectories, and a test of ASWA's gains.
 
@@ -29,7 +28,7 @@ def report(
     """
     from aswa_hf.report import write_report
 
-    content = write_report(runs, output, _progress)
+    content = write_report(runs, output, lambda jobs: tracked(jobs, "drawing"))
     if as_json:
         typer.echo(json.dumps(content, allow_nan=False))
         return
@@ -61,11 +60,3 @@ def _table(task: dict[str, Any]) -> list[str]:
             for row in [names, *cells]
         ),
     ]
-
-
-def _progress(jobs: list[Any]) -> Iterable[Any]:
-    from rich.console import Console
-    from rich.progress import track
-
-    console = Console(stderr=True)
-    return track(jobs, "drawing", transient=True, console=console, disable=not console.is_terminal)

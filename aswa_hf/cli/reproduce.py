@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aswa_hf._utils.files import make_folder
+from aswa_hf.cli.options import AsJson
 
 if TYPE_CHECKING:
     from aswa_hf.reproduce.tables import Table
@@ -52,7 +53,7 @@ def reproduce(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", metavar="", help="List the runs and their state; run nothing.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print machine-readable JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run what one of the paper's tables needs, and show the results beside the paper's figures.
 

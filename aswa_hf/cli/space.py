@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from aswa_hf.cli.options import loading
+from aswa_hf.cli.options import AsJson, loading, uploading
 
 RUN = Annotated[
     str, typer.Argument(metavar="RUN", help="A run folder, an averaged checkpoint, a saved model or a Hub repository.")
@@ -49,7 +49,7 @@ def space(
         bool | None,
         typer.Option("--private/--public", metavar="", help="Visibility of a new Space (default: the account's)."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print machine-readable JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Turn a run into a Gradio Space: a folder of files, or a Space on the Hub.
 
@@ -62,7 +62,8 @@ def space(
     with loading(run):
         from aswa_hf.space import push_space, write_space
     if push is not None:
-        url = push_space(run, push, private=private)
+        with uploading(push):
+            url = push_space(run, push, private=private)
         typer.echo(json.dumps({"url": url}) if as_json else f"Pushed to {url}")
         return
     folder = write_space(run, Path(str(output_dir)))

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from aswa_hf.cli.options import from_settings
+from aswa_hf.cli.options import AsJson, from_settings
 from aswa_hf.experiments.settings import ImageRun, KGERun
 
 train = typer.Typer(
@@ -19,9 +19,6 @@ train = typer.Typer(
 )
 
 OutputDir = Annotated[Path, typer.Option(metavar="PATH", help="Folder for weights, checkpoints and results.")]
-AsJson = Annotated[
-    bool, typer.Option("--json", metavar="", help="Print the results as JSON; all else goes to standard error.")
-]
 Resume = Annotated[bool, typer.Option("--resume", metavar="", help="Resume the run from its last checkpoint.")]
 
 

@@ -37,9 +37,14 @@ def run_here(tmp_path, monkeypatch, capsys):
     return partial(outcome, capsys)
 
 
-def test_demo_prints_a_table_and_writes_trajectory_and_picture(tmp_path):
-    result = run("demo", "--epochs", "2", "--output-dir", "out", cwd=tmp_path)
+def test_demo_prints_a_table_and_json_and_writes_trajectory_and_picture(tmp_path):
+    result = run("demo", "--epochs", "2", "--output-dir", "out", "--json", cwd=tmp_path)
     assert result.returncode == 0, result.stderr[-2000:]
+    printed = json.loads(result.stdout)
+    assert printed["digits"] == json.loads((tmp_path / "out" / "results.json").read_text())
+    assert list(printed["countries"]["strategies"]) == ["last", "best", "aswa"]
+    assert [len(question["answers"]) for question in printed["countries"]["questions"]] == [3, 3, 3]
+    assert "\x1b" not in result.stderr  # no bars where there is no terminal
     trajectories, about = load_trajectories(tmp_path / "out" / "aswa_trajectory.json")
     tested = about["run"]["strategies"]
     assert set(trajectories) == {"last", "best", "swa", "ema", "aswa"} == set(tested)
@@ -47,7 +52,7 @@ def test_demo_prints_a_table_and_writes_trajectory_and_picture(tmp_path):
     assert (tmp_path / "out" / "trajectory.png").read_bytes().startswith(b"\x89PNG")
     for name, trajectory in trajectories.items():
         assert len(trajectory) == 2
-        row = next(line for line in result.stdout.splitlines() if line.startswith(f"│ {name} "))
+        row = next(line for line in result.stderr.splitlines() if line.startswith(f"│ {name} "))
         assert f"{100 * trajectory[-1].score:.2f}" in row
         assert f"{100 * tested[name]['test']['accuracy']:.2f}" in row
     # The scores are those of the strategies' weights: the last epoch's is the running model's.

@@ -3,7 +3,11 @@
 import json
 
 from commands import outcome
+from hub_client import hub_in_process
 from space_runs import link_run
+from typer.main import get_command
+
+from aswa_hf.cli import app
 
 
 def test_a_training_run_prints_its_results_as_json_and_all_else_as_errors(tmp_path, capsys):
@@ -22,3 +26,22 @@ def test_a_dry_push_prints_its_files_as_json(tmp_path, capsys):
     assert status == 0, err
     printed = json.loads(out)
     assert printed["files"] == sorted(path.name for path in (tmp_path / "out").iterdir())
+
+
+def test_every_command_that_ends_prints_json_if_it_is_asked_to():
+    commands = get_command(app).commands
+    ending = {name: command for name, command in commands.items() if name not in ("serve", "train")}
+    for name, command in (ending | commands["train"].commands).items():
+        assert any("--json" in option.opts for option in command.params), name
+
+
+def test_uploads_are_shown_on_a_terminal_alone(tmp_path, monkeypatch, capsys):
+    run = link_run(tmp_path / "run")
+    with hub_in_process(monkeypatch):
+        status, out, err = outcome(capsys, "push", str(run), "user/model", "--json")
+        assert status == 0, err
+        assert (list(json.loads(out)), err) == (["url"], "")
+        monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+        status, _, err = outcome(capsys, "push", str(run), "user/model", "--json")
+    assert status == 0, err
+    assert err.startswith("pushing to user/model …\n")
