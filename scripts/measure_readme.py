@@ -1,7 +1,8 @@
 """Measures what the README and docs/comparison.md show and writes it there: `make readme`.
 
-Runs `aswa-hf demo` with seeds 0 to 4 and `benchmarks/averaging.py`, keeps the picture of seed 0, and fills the places
-marked `<!-- demo -->` and `<!-- benchmark -->`; `python scripts/measure_readme.py demo` only the first.
+Runs `aswa-hf demo` with seeds 0 to 4 and `benchmarks/averaging.py`, and fills the places marked `<!-- demo -->` and
+`<!-- benchmark -->`; `python scripts/measure_readme.py demo` only the first. The demo's runs are kept in results/demo:
+`python scripts/measure_readme.py shown` fills its place and draws the picture of seed 0 from them, without a run.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ import tempfile
 from pathlib import Path
 from statistics import mean, median, stdev
 
+from aswa_hf.plotting import plot_trajectories
+from aswa_hf.trajectory import load_trajectories
+
 ROOT = Path(__file__).resolve().parent.parent
+DEMO = ROOT / "results" / "demo"
+PICTURE = ROOT / "docs" / "trajectory.png"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "comparison.md")
 SEEDS = range(5)
 STRATEGIES = {
@@ -31,14 +37,21 @@ def _tested(run: dict) -> dict[str, float]:
 
 
 def measure_demo(folder: Path) -> str:
-    runs = []
+    """Runs the demo with all seeds, and keeps what it measured."""
+    DEMO.mkdir(parents=True, exist_ok=True)
     for seed in SEEDS:
         output = folder / str(seed)
         command = [sys.executable, "-m", "aswa_hf.cli", "demo", "--seed", str(seed), "--output-dir", str(output)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        runs.append(json.loads((output / "aswa_trajectory.json").read_text()))
-        if seed == 0:
-            (ROOT / "docs" / "trajectory.png").write_bytes((output / "trajectory.png").read_bytes())
+        (DEMO / f"seed-{seed}.json").write_bytes((output / "aswa_trajectory.json").read_bytes())
+    return shown_demo(folder)
+
+
+def shown_demo(_folder: Path) -> str:
+    """Returns what the README says about the kept runs, and draws the first one."""
+    runs = [json.loads((DEMO / f"seed-{seed}.json").read_text(encoding="utf-8")) for seed in SEEDS]
+    trajectories, about = load_trajectories(DEMO / f"seed-{SEEDS[0]}.json")
+    plot_trajectories(trajectories, PICTURE, metric=about["metric"], title=f"{about['run']['model']} on digits")
     rows = []
     for name, label in STRATEGIES.items():
         validation = [100 * run["strategies"][name]["records"][-1]["score"] for run in runs]
@@ -102,11 +115,11 @@ def fill(mark: str, text: str) -> None:
 
 
 def main() -> None:
-    measures = {"demo": measure_demo, "benchmark": measure_benchmark}
-    chosen = sys.argv[1:] or list(measures)
+    measures = {"demo": measure_demo, "benchmark": measure_benchmark, "shown": shown_demo}
+    chosen = sys.argv[1:] or ["demo", "benchmark"]
     with tempfile.TemporaryDirectory() as folder:
-        for mark in chosen:
-            fill(mark, measures[mark](Path(folder)))
+        for name in chosen:
+            fill("demo" if name == "shown" else name, measures[name](Path(folder)))
 
 
 if __name__ == "__main__":
