@@ -32,7 +32,15 @@ from aswa_hf._utils.sharding import (
 )
 from aswa_hf._utils.signals import uninterrupted
 from aswa_hf._utils.touched_rows import RowSet, TrackedTable, tracked_tables
-from aswa_hf._utils.zero import master_weights, set_master_weights
+from aswa_hf._utils.zero import (
+    is_partitioned,
+    master_weights,
+    module_of,
+    refuse_unsupported_settings,
+    release_gathered,
+    set_master_weights,
+    whole_of,
+)
 
 # Elements per chunk for weights whose dtype or device differs from the average's: little memory, few calls.
 _CHUNK = 1 << 20
@@ -45,12 +53,15 @@ _SAMPLED = 4096
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Returns the user's module inside `torch.compile`, `DistributedDataParallel` and `DataParallel`."""
+    """Returns the user's module inside `torch.compile`, DDP, `DataParallel` and a DeepSpeed engine."""
     while True:
         if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
             model = model.module
         elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
             model = model._orig_mod  # type: ignore[assignment]
+        elif (inside := module_of(model)) is not None:
+            refuse_unsupported_settings(model.config)  # type: ignore[arg-type]
+            model = inside
         else:
             return model
 
@@ -74,12 +85,17 @@ def _tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
             # Only floating-point and complex tensors can require a gradient.
             if parameter is None or not parameter.requires_grad:
                 continue
-            # Empty tensors have no data pointer, and that of a DTensor is not where its rows are.
-            memory = id(parameter) if sharded and is_dtensor(parameter) else parameter.data_ptr() or id(parameter)
+            split = is_partitioned(parameter)
+            # Empty tensors have no data pointer, and that of a sharded one is not where its rows are.
+            elsewhere = split or (sharded and is_dtensor(parameter))
+            memory = id(parameter) if elsewhere else parameter.data_ptr() or id(parameter)
             if memory in seen and any(_same_layout(parameter, other) for other in seen[memory]):
                 continue
             seen.setdefault(memory, []).append(parameter)
-            parameters[prefix + name] = module.whole() if isinstance(module, RowSharded) else parameter
+            if isinstance(module, RowSharded):
+                parameters[prefix + name] = module.whole()
+            else:
+                parameters[prefix + name] = whole_of(parameter) if split else parameter
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:
                 buffers[prefix + name] = buffer
@@ -240,6 +256,7 @@ class WeightAverage:
                     else:
                         for a, k, t in _pieces(ours, new, theirs):
                             t.copy_(torch.lerp(a, k.to(a.device, a.dtype), weight))
+            release_gathered(self.model)
             yield
 
     @contextmanager
@@ -255,6 +272,7 @@ class WeightAverage:
                 for name, some in rows.items():
                     for part in _some_rows(some, averaged[name]):
                         averaged[name].index_copy_(0, part, self.averaged[name].index_select(0, part))
+            release_gathered(self.model)
             yield
 
     @torch.no_grad()
@@ -264,6 +282,7 @@ class WeightAverage:
         self._check(averaged, copied)
         _copy_by_name(averaged | copied, self.averaged | self.copied)
         set_master_weights(averaged, self.averaged)
+        release_gathered(self.model)
 
     def fingerprint(self) -> tuple[int, ...]:
         """Returns a number for the weights and buffers now in the model; equal ones have equal numbers."""
@@ -346,6 +365,7 @@ class WeightAverage:
                     running[name].index_copy_(0, some, kept_rows[name])
                 for parameter, table in current:
                     table.accept(parameter)
+            release_gathered(self.model)
 
     def _tables(self, averaged: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, TrackedTable]]:
         """Returns the tracked tables among the model's weights whose rows can be averaged one by one."""

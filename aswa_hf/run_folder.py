@@ -154,19 +154,34 @@ def newest_checkpoint(folder: str | Path, required: str = TRAINER_STATE, *, clea
     return valid
 
 
-def refuse_other_sharding(checkpoint: Path, sharding: str) -> None:
+def refuse_other_sharding(checkpoint: Path, sharding: str, *, processes: int | None = None) -> None:
     """Raises ValueError if a run resumes from a checkpoint of weights that are not sharded like its own.
 
-    `sharding` is "complete", "fsdp" or "rows" (a table whose rows are spread over processes).
+    `sharding` is "complete", "fsdp", "rows" (a table whose rows are spread over processes), "zero" or "zero-3"
+    (DeepSpeed). DeepSpeed's own files are for one number of `processes`; None is for files of any number.
     """
     kinds = {
         "complete": "with complete weights on every process",
         "fsdp": "with sharded weights (FSDP)",
         "rows": "with sharded entities",
+        "zero": "with DeepSpeed and complete weights on every process",
+        "zero-3": "with DeepSpeed ZeRO-3",
     }
-    saved = "fsdp" if any(checkpoint.glob("pytorch_model_fsdp*")) else "complete"  # as accelerate names them
+    # As accelerate and DeepSpeed name them.
+    saved = "fsdp" if any(checkpoint.glob("pytorch_model_fsdp*")) else "complete"
+    if any(checkpoint.glob("*/mp_rank_*_model_states.pt")):
+        saved = "zero"
+    if any(checkpoint.glob("*/zero_pp_rank_*_model_states.pt")):
+        saved = "zero-3"
     if (checkpoint / TRAINING).exists():
         saved = "rows"
+    before = len(list(checkpoint.glob("*/*zero_pp_rank_*_optim_states.pt")))
+    if saved == sharding and processes is not None and before not in (0, processes):
+        raise ValueError(
+            f"{checkpoint} was saved by DeepSpeed on {before} processes, and this run has {processes}, for which its "
+            f"files cannot be used. Resume on {before} processes, or convert them with DeepSpeed's ds_to_universal "
+            "and set {'checkpoint': {'load_universal': True}} in the DeepSpeed config of a Trainer."
+        )
     if saved != sharding:
         raise ValueError(
             f"{checkpoint} was saved by a run {kinds[saved]}, and this run is one {kinds[sharding]}. Resume with the "

@@ -322,12 +322,12 @@ def test_other_ways_to_split_weights_are_refused(processes, tmp_path):
         assert "other shard dimensions are not supported" in errors["columns"]
 
 
-def test_deepspeed_is_refused_and_what_to_use_is_named():
-    engine = type("DeepSpeedEngine", (nn.Module,), {"__module__": "deepspeed.runtime.engine"})()
+def test_modules_of_deepspeed_and_weights_it_has_split_without_an_engine_are_refused():
+    engine = type("PipelineEngine", (nn.Module,), {"__module__": "deepspeed.runtime.pipe.engine"})()
     engine.module = nn.Linear(2, 2)
-    with pytest.raises(ValueError, match=r"DeepSpeed's DeepSpeedEngine.*Use FSDP2 .*fully_shard.* or DDP"):
+    with pytest.raises(ValueError, match=r"DeepSpeed's PipelineEngine.*Use FSDP2 .*fully_shard.* or DDP"):
         ASWA(engine)
     model = nn.Linear(2, 2)
     model.weight.ds_id = 0
-    with pytest.raises(ValueError, match=r"'weight' is split by DeepSpeed ZeRO-3.*Use FSDP2"):
+    with pytest.raises(ValueError, match=r"split by DeepSpeed ZeRO-3, but has no engine.*after deepspeed\.initialize"):
         ASWA(model)

@@ -5,6 +5,7 @@ While a module is gathered for a forward pass, its parameters are other tensors,
 resharded: reshard before changing weights.
 
 A `RowSharded` module computes with its rows where they are: its `weight` is an ordinary parameter of these rows.
+DeepSpeed ZeRO-3 splits flat parameters, whose elements are the rows here.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from aswa_hf._utils.distributed import is_distributed, rank, world_size
+from aswa_hf._utils.zero import is_partitioned, with_parameter
 
 # Numbers of a file that are read at a time.
 _NUMBERS = 1 << 24
@@ -90,7 +92,10 @@ def reshard(model: nn.Module) -> bool:
 def is_sharded(model: nn.Module) -> bool:
     """Whether any part of the model is sharded; then saving and evaluating take all processes."""
     kinds = tuple(kind for kind in (_fsdp_module(), RowSharded) if kind is not None)
-    return is_distributed() and any(isinstance(module, kinds) for module in model.modules())
+    if not is_distributed():
+        return False
+    by_deepspeed = "deepspeed" in sys.modules and any(map(is_partitioned, model.parameters()))
+    return by_deepspeed or any(isinstance(module, kinds) for module in model.modules())
 
 
 def _fsdp_module() -> type | None:
@@ -119,7 +124,12 @@ def local_shards(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The rows that this process holds of each tensor, sharing its memory; a tensor that is not sharded as it is."""
     if "torch.distributed.tensor" not in sys.modules or not is_distributed():
         return tensors
-    return {name: tensor.to_local() if is_dtensor(tensor) else tensor for name, tensor in tensors.items()}  # type: ignore[attr-defined]
+    return {
+        name: with_parameter(tensor.to_local(), getattr(tensor, "zero_parameter", None))  # type: ignore[attr-defined]
+        if is_dtensor(tensor)
+        else tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def as_shards(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -195,8 +205,6 @@ def refuse_unsupported_sharding(model: nn.Module, parameters: Mapping[str, Any])
             )
     under_fsdp = is_sharded(model)
     for name, parameter in parameters.items():
-        if hasattr(parameter, "ds_id"):
-            raise ValueError(f"Parameter {name!r} is split by DeepSpeed ZeRO-3, which is not supported. {advice}")
         if not is_dtensor(parameter):
             continue
         by_rows = [type(p).__name__ == "Shard" and p.is_shard(0) for p in parameter.placements]

@@ -185,8 +185,7 @@ class Place:
     ) -> dict[str, Any]:
         """Restores a checkpoint: position, model, optimizer, scheduler and strategies. Returns what else it holds."""
         tables = _row_sharded(accelerator)
-        fsdp = accelerator.distributed_type == DistributedType.FSDP
-        refuse_other_sharding(folder, "rows" if tables else "fsdp" if fsdp else "complete")
+        refuse_other_sharding(folder, _sharding(accelerator, tables), processes=accelerator.num_processes)
         content = load_state(folder / STATE_FOLDER, strategies, _Saved, by="fit()")
         if content["metric"] != metric:
             raise ValueError(
@@ -334,6 +333,13 @@ def _row_sharded(accelerator: Accelerator) -> tuple[nn.Module, Any] | None:
             f"{len(accelerator._optimizers)}. Prepare the others with another Accelerator."
         )
     return models[0], (accelerator._optimizers or [None])[0]
+
+
+def _sharding(accelerator: Accelerator, tables: Any) -> str:
+    """How the weights are spread over the processes."""
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        return "zero-3" if accelerator.state.deepspeed_plugin.zero_stage == 3 else "zero"
+    return "rows" if tables else "fsdp" if accelerator.distributed_type == DistributedType.FSDP else "complete"
 
 
 @contextmanager

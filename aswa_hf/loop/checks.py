@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from aswa_hf._utils.checks import check_whole_number
 from aswa_hf._utils.sharding import row_sharded
+from aswa_hf._utils.zero import module_of, refuse_unsupported_settings
 
 logger = get_logger(__name__)
 
@@ -129,8 +130,10 @@ def check_accelerator_supported(
 ) -> None:
     """Raises ValueError for settings under which weights cannot be averaged, or a run cannot be resumed."""
     kind = accelerator.distributed_type
-    if kind in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
+    if kind == DistributedType.MEGATRON_LM:
         raise ValueError(f"fit() does not support {kind.value}, which manages the weights itself. Use DDP or FSDP2.")
+    if kind == DistributedType.DEEPSPEED:
+        refuse_unsupported_settings(accelerator.state.deepspeed_plugin.deepspeed_config)
     if kind == DistributedType.FSDP and not accelerator.is_fsdp2:
         raise ValueError(
             "fit() does not support FSDP version 1, which flattens the weights. Use DDP or FSDP2 (fsdp_version: 2 in "
@@ -148,6 +151,18 @@ def check_accelerator_supported(
         raise ValueError(
             "With sync_with_dataloader=False gradients are left over at the end of an epoch, which a checkpoint does "
             "not hold: leave it out, or checkpoint_dir."
+        )
+
+
+def check_clipping(model: Any, max_grad_norm: float | None) -> None:
+    """Raises ValueError for a norm that DeepSpeed, which clips gradients itself, would not use."""
+    if max_grad_norm is None or module_of(model) is None:
+        return
+    used = model.gradient_clipping()
+    if used != max_grad_norm:
+        raise ValueError(
+            f"DeepSpeed clips gradients to a norm of {used}, not to max_grad_norm={max_grad_norm}. Set "
+            f"DeepSpeedPlugin(gradient_clipping={max_grad_norm}), or leave max_grad_norm out."
         )
 
 

@@ -45,6 +45,7 @@ from aswa_hf.loop.checks import (
     Stop,
     check_accelerator_supported,
     check_arguments,
+    check_clipping,
     check_loss,
     check_sharded_table,
     check_training,
@@ -153,6 +154,7 @@ def fit(
     model, optimizer, train_loader, scheduler = prepared(accelerator, model, optimizer, train_loader, scheduler)
 
     module = unwrap(model)
+    check_clipping(model, max_grad_norm)
     if check_sharded_table(accelerator, module, train_loader, max_grad_norm):
         train_loader = undivided(train_loader)
     options: dict[str, Any] = {"batchnorm": batchnorm, "bn_batches": bn_batches, "dtype": dtype, "device": device}

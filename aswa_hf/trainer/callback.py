@@ -42,7 +42,6 @@ from aswa_hf.trainer.files import (
     lock_output,
     move_into_checkpoint,
     pending_folder,
-    refuse_damaged,
     remove_pending,
     resumed_checkpoint,
     saved_state,
@@ -511,8 +510,6 @@ class ASWACallback(TrainerCallback):
     def _resume(self, args: TrainingArguments, state: TrainerState) -> None:
         checkpoint = resumed_checkpoint(self.resume_from, args, state)
         folder = saved_state(checkpoint, state.global_step)
-        if self._bound().is_deepspeed_enabled:  # which loads checkpoints without the check before
-            refuse_damaged(checkpoint, args, sharding="complete")
         if folder is not None:
             content = load_state(folder, self.strategies, SavedRun, by="a Trainer with ASWACallback")
             if content["metric_description"] != self.score.description:

@@ -8,6 +8,7 @@ first, to `_aswa-<step>` beside the checkpoints, and moved into `checkpoint-<ste
 from __future__ import annotations
 
 import functools
+import inspect
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,13 +106,20 @@ def saved_state(checkpoint: Path, step: int) -> Path | None:
     return next((folder for folder in folders if (folder / AVERAGE_FILE).exists()), None)
 
 
-def refuse_damaged(checkpoint: Path, args: TrainingArguments, *, sharding: str) -> None:
+def _refuse_damaged(checkpoint: Path, trainer: Trainer) -> None:
     """Raises ValueError on all ranks if a checkpoint is damaged, or was saved by another kind of run."""
+    args, processes = trainer.args, None
+    sharding = "fsdp" if trainer.is_fsdp_enabled else "rows" if row_sharded(trainer.model) else "complete"
+    if trainer.is_deepspeed_enabled:
+        plugin = trainer.accelerator.state.deepspeed_plugin
+        sharding = "zero-3" if plugin.zero_stage == 3 else "zero"
+        if not plugin.deepspeed_config.get("checkpoint", {}).get("load_universal", False):
+            processes = args.world_size
     with succeeding_together(args.device, (ValueError,)):
         if args.process_index == 0:
             if reason := checkpoint_damage(checkpoint):
                 raise ValueError(f"{checkpoint} is damaged: {reason}. {what_to_resume_from(checkpoint.parent)}")
-            refuse_other_sharding(checkpoint, sharding)
+            refuse_other_sharding(checkpoint, sharding, processes=processes)
 
 
 def what_to_resume_from(folder: Path) -> str:
@@ -124,17 +132,21 @@ def what_to_resume_from(folder: Path) -> str:
 
 def check_before_loading(trainer: Trainer) -> None:
     """Makes the trainer check a checkpoint before it loads it; no callback is called that early."""
-    if "_load_from_checkpoint" in vars(trainer):
+    # DeepSpeed loads its checkpoints itself, at the end of the preparation.
+    name = "_prepare_for_training" if trainer.is_deepspeed_enabled else "_load_from_checkpoint"
+    if name in vars(trainer):
         return
-    load = trainer._load_from_checkpoint
+    load = getattr(trainer, name)
+    signature = inspect.signature(load)
 
     @functools.wraps(load)
-    def checked(resume_from_checkpoint: str, *args: Any, **kwargs: Any) -> None:
-        sharding = "fsdp" if trainer.is_fsdp_enabled else "rows" if row_sharded(trainer.model) else "complete"
-        refuse_damaged(Path(resume_from_checkpoint), trainer.args, sharding=sharding)
-        load(resume_from_checkpoint, *args, **kwargs)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        checkpoint = signature.bind(*args, **kwargs).arguments["resume_from_checkpoint"]
+        if checkpoint is not None:
+            _refuse_damaged(Path(checkpoint), trainer)
+        return load(*args, **kwargs)
 
-    trainer._load_from_checkpoint = checked
+    setattr(trainer, name, checked)
 
 
 def resumed_checkpoint(resume_from: str | Path | None, args: TrainingArguments, state: TrainerState) -> Path:

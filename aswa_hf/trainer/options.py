@@ -11,6 +11,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_callback import DefaultFlowCallback, ProgressCallback
 from transformers.trainer_utils import IntervalStrategy, has_length
 
+from aswa_hf._utils.zero import refuse_unsupported_settings
 from aswa_hf.comparison import TIMINGS, Metric, Score
 from aswa_hf.schedule import Every, fixed_subset
 
@@ -18,7 +19,7 @@ from aswa_hf.schedule import Every, fixed_subset
 def check_trainer_supported(trainer: Trainer, every: Every, strategies: Iterable[str]) -> None:
     """Raises ValueError for a trainer whose weights cannot be averaged, or which would never decide."""
     if trainer.is_deepspeed_enabled:
-        _check_deepspeed_supported(trainer.accelerator.state.deepspeed_plugin)
+        refuse_unsupported_settings(trainer.accelerator.state.deepspeed_plugin.deepspeed_config)
     fsdp = trainer.accelerator.state.fsdp_plugin if trainer.is_fsdp_enabled else None
     if trainer.is_fsdp_xla_enabled or (fsdp is not None and fsdp.fsdp_version != 2):
         raise ValueError(
@@ -39,22 +40,6 @@ def check_trainer_supported(trainer: Trainer, every: Every, strategies: Iterable
             f"metric_for_best_model={args.metric_for_best_model!r} needs a decision at every evaluation, but "
             f"with every={every.given!r} and eval_strategy={args.eval_strategy.value!r} there are evaluations "
             "without one. Use every='evaluation'."
-        )
-
-
-def _check_deepspeed_supported(plugin: Any) -> None:
-    settings = plugin.deepspeed_config.get("zero_optimization", {})
-    for offloaded in ("offload_param", "offload_optimizer"):
-        if (settings.get(offloaded) or {}).get("device", "none") != "none":
-            raise ValueError(
-                f"ASWACallback does not support DeepSpeed with {offloaded}: the weights are not where they can be "
-                f"averaged. Remove {offloaded} from the DeepSpeed config; device='cpu' keeps the averages off the "
-                "accelerator."
-            )
-    if plugin.zero_stage == 3:
-        raise ValueError(
-            "ASWACallback does not support DeepSpeed ZeRO stage 3, which splits the weights. Use stage 1 or 2, or "
-            "FSDP2."
         )
 
 

@@ -1,12 +1,13 @@
-"""One Trainer job on two processes: each rank writes what it ended with to FOLDER/rank<r>.safetensors and .json.
+"""One Trainer job on several processes: each rank writes what it ended with to FOLDER/rank<r>.safetensors and .json.
 
-python forked_ranks.py ddp_run.py KIND FOLDER [--stop | --resume | --disagree | --clocks] [--zero=STAGE [--bf16]] …
+python forked_ranks.py ddp_run.py KIND FOLDER [--stop | --resume [--ended] | --disagree | --clocks] [--zero=STAGE] …
 """
 
 import itertools
 import json
 import os
 import random
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import warm
+from gathered import all_gathered
 from safetensors.torch import load_file, save_file
 from training import make_trainer, weights_of, with_aswa
 from transformers import Trainer, TrainerCallback
@@ -34,16 +36,23 @@ class StopAfterThree(TrainerCallback):
 
 
 def launch(
-    kind: str, folder: Path, *flags: str, script: str = __file__, bare: bool = False
+    kind: str, folder: Path, *flags: str, script: str = __file__, bare: bool = False, ranks: int = 2
 ) -> list[tuple[dict, dict]]:
-    """Runs the job on two gloo processes; returns each rank's tensors and history."""
-    run = warm.run(RANKS, script, kind, folder, *flags, bare=bare)
+    """Runs the job on gloo processes; returns each rank's tensors and history."""
+    run = started(kind, folder, *flags, script=script, bare=bare, ranks=ranks)
     assert run.returncode == 0, run.stderr[-3000:]
-    ranks = []
-    for rank in (0, 1):
+    found = []
+    for rank in range(ranks):
         tensors = load_file(folder / f"rank{rank}.safetensors")
-        ranks.append((tensors, json.loads((folder / f"rank{rank}.json").read_text())))
-    return ranks
+        found.append((tensors, json.loads((folder / f"rank{rank}.json").read_text())))
+    return found
+
+
+def started(
+    kind: str, folder: Path, *flags: str, script: str = __file__, bare: bool = False, ranks: int = 2
+) -> subprocess.CompletedProcess[str]:
+    """Runs the job on gloo processes to whatever end."""
+    return warm.run(RANKS, script, kind, folder, *flags, bare=bare, env=os.environ | {"RANKS": str(ranks)})
 
 
 def count_time(monkeypatch: pytest.MonkeyPatch, seconds: float = 2) -> None:
@@ -113,10 +122,16 @@ def main() -> None:
     arguments = {} if stage is None else zero(stage, bf16="--bf16" in flags)
     if "--sgd" in flags:
         # Adam divides by the size of gradients, also of those that are nothing but rounding errors.
-        arguments |= {"optim": "sgd", "learning_rate": 0.3}
+        arguments |= {"optim": "sgd", "learning_rate": 0.1}
+    options = {}
+    if "--universal" in flags:
+        arguments["deepspeed"]["checkpoint"] = {"load_universal": True}
+    if "--ended" in flags:
+        # Where --stop stopped, with as many steps as two processes have.
+        arguments |= {"num_train_epochs": 3, "per_device_train_batch_size": 16}
+        options["apply"] = None
     stops = [StopAfterThree()] if "--stop" in flags else None
     trainer = make_trainer(kind, folder, examples=96, callbacks=stops, **arguments)
-    options = {}
     if "--disagree" in flags:
         # Each rank scores for itself, and the running model's statistics stay its own.
         trainer.compute_metrics = lambda predictions: {"luck": random.Random(dist.get_rank() + next(calls)).random()}
@@ -129,10 +144,15 @@ def main() -> None:
     seen = recorded_queries(trainer) if kind == "kvsall" else []
     trainer.train(resume_from_checkpoint=resume or None)
 
-    result = {f"model/{name}": tensor for name, tensor in weights_of(trainer.model).items()}
+    with all_gathered(trainer.model, stage):
+        result = {f"model/{name}": tensor for name, tensor in weights_of(trainer.model).items()}
+    shapes = {name: tensor.shape for name, tensor in result.items()}
     for name, strategy in callback.strategies.items():
-        for key, tensor in (strategy.average.averaged | strategy.average.copied).items():
-            result[f"{name}/{key}"] = tensor.clone()
+        averaged, copied = strategy.average.whole()
+        for key, tensor in averaged.items():
+            full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.clone()
+            result[f"{name}/{key}"] = full.reshape(shapes[f"model/{key}"])
+        result |= {f"{name}/{key}": tensor.clone() for key, tensor in copied.items()}
     if stage is not None:
         assert trainer.accelerator.state.deepspeed_plugin.zero_stage == stage
         result |= {f"masters/{name}": master(p) for name, p in trainer.model.named_parameters()}
@@ -144,6 +164,8 @@ def main() -> None:
         "histories": {name: s.trajectory.to_json() for name, s in callback.strategies.items()},
         "alphas": {name: s.alphas for name, s in callback.strategies.items()},
     }
+    if stage is not None:
+        about["elements"] = [sum(t.numel() for t in s.average.averaged.values()) for s in callback.strategies.values()]
     (Path(folder) / f"rank{rank}.json").write_text(json.dumps(about))
     (Path(folder) / f"rank{rank}.seen.json").write_text(json.dumps(seen))
 

@@ -1,4 +1,6 @@
-"""Runs a script on two gloo processes, forked from one that has imported the libraries: that takes most of the time.
+"""Runs a script on gloo processes, two unless RANKS says otherwise.
+
+They are forked from one that has imported the libraries: that takes most of the time.
 
 python forked_ranks.py SCRIPT ARGUMENT…
 """
@@ -20,7 +22,7 @@ from transformers import Trainer  # noqa: F401
 
 import aswa_hf.trainer.callback  # noqa: F401
 
-WORLD = 2
+WORLD = int(os.environ.get("RANKS", "2"))
 
 
 def work(rank: int) -> None:

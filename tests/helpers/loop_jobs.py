@@ -2,8 +2,8 @@
 
     python loop_jobs.py 'JSON list of jobs'  # in forked processes, since importing takes longer than training
 
-A job is a dict of the arguments of `train`, with `processes` beside them. Every process that comes to its end leaves
-its weights and histories in FOLDER/rank<r>.safetensors and .json.
+A job is a dict of the arguments of `train`, with `processes` beside them, and `fails` if it is to. Every process that
+comes to its end leaves its weights and histories in FOLDER/rank<r>.safetensors and .json.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 import warm
-from accelerate import Accelerator, DataLoaderConfiguration
-from accelerate.utils import set_seed
-from gathered import whole_weights
+from accelerate import Accelerator, DataLoaderConfiguration, PartialState
+from accelerate.utils import DeepSpeedPlugin, set_seed
+from gathered import all_gathered, whole_weights
 from meeting import meeting_place
 from safetensors.torch import load_file, save_file
 from sharded_on_cpu import shard_on_cpu
@@ -69,7 +69,7 @@ class Plain(nn.Module):
         self.layers = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Tanh(), nn.Linear(8, 3)).double()
 
     def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        logits = self.layers(pixel_values.double())
+        logits = self.layers(pixel_values.to(self.layers[1].weight.dtype))
         loss = {} if labels is None else {"loss": nn.functional.cross_entropy(logits, labels)}
         return loss | {"logits": logits}
 
@@ -90,16 +90,25 @@ def train(
     silent: bool = False,
     full: bool = False,
     sharded: bool = False,
+    zero: int | None = None,
     constant: bool = False,
     **options: Any,
 ) -> None:
     """One run; rank `to` sends itself the signal `send` while it trains on its batch number `after`, or while the
     checkpoint of step `while_saving` is half written, or finds its disk `full`. With `disagree` each rank has scores
-    of a script of its own; with `constant` every batch has the loss 1."""
+    of a script of its own; with `constant` every batch has the loss 1. `zero` is a stage of DeepSpeed."""
     torch.set_num_threads(1)
     checks.SECONDS_BETWEEN_LOOKS = 0.0
     loading = DataLoaderConfiguration(use_seedable_sampler=seedable, split_batches=split)
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate, dataloader_config=loading)
+    if zero is None:
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate, dataloader_config=loading)
+    else:
+        os.environ.pop("ACCELERATE_USE_CPU", None)  # with it, accelerate silently trains with DDP
+        PartialState(cpu=True)  # as the Trainer does; an Accelerator would look for no other processes on CPUs
+        plugin = DeepSpeedPlugin(zero_stage=zero, gradient_clipping=1.0)
+        accelerator = Accelerator(
+            deepspeed_plugin=plugin, gradient_accumulation_steps=accumulate, dataloader_config=loading
+        )
     assert accelerator.num_processes == int(os.environ.get("WORLD_SIZE", "1"))
     if sharded:
         # Each layer is a unit.
@@ -115,7 +124,7 @@ def train(
         examples: Any = training_examples(kg, "kvsall", inverses=True)
         batch_size = 160
     else:
-        model = ConvNet() if kind == "conv" else Plain()
+        model = {"conv": ConvNet, "plain": Plain, "single": lambda: Plain().float()}[kind]()
         examples = Noisy(88, seed=1, noise=0.1 if kind == "conv" else 0.0)
         batch_size = 8
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 if kind == "kvsall" else 0.05)
@@ -184,11 +193,14 @@ def train(
         scheduler=scheduler, loss=loss, metric=metric, checkpoint_dir=folder, **options,
     )  # fmt: skip
 
-    weights = whole_weights(unwrap(model)) if sharded else weights_of(unwrap(model))
+    with all_gathered(unwrap(model), zero):
+        weights = whole_weights(unwrap(model)) if sharded else weights_of(unwrap(model))
     result = {f"model/{name}": tensor for name, tensor in weights.items()}
     for name, strategy in run.strategies.items():
-        with strategy.swapped():
-            found = whole_weights(strategy.model) if sharded else strategy.average.averaged | strategy.average.copied
+        with strategy.swapped(), all_gathered(strategy.model, zero):
+            found = strategy.average.averaged | strategy.average.copied
+            if sharded or zero == 3:
+                found = whole_weights(strategy.model) if sharded else weights_of(strategy.model)
             result |= {f"{name}/{key}": tensor.clone() for key, tensor in found.items()}
     rank = accelerator.process_index
     save_file(result, Path(folder) / f"rank{rank}.safetensors")
@@ -207,6 +219,7 @@ def train(
 def in_own_processes(job: dict[str, Any]) -> list[int]:
     """The exit statuses of the processes of a job; the number of a signal, negative, if that ended one."""
     processes = job.pop("processes", 1)
+    job.pop("fails", None)
     if job.get("sharded"):
         import_module("torch._dynamo")  # sharding needs it; it takes seconds, here and not in every process
     children = []
@@ -243,7 +256,7 @@ def run_jobs(*jobs: dict[str, Any]) -> list[list[int]]:
     assert run.returncode == 0, run.stderr[-3000:]
     statuses = json.loads(run.stdout.splitlines()[-1])
     for job, found in zip(jobs, statuses, strict=True):
-        assert job.get("send") or job.get("full") or not any(found), (job, found, run.stderr[-3000:])
+        assert job.keys() & {"send", "full", "fails"} or not any(found), (job, found, run.stderr[-3000:])
     return statuses
 
 

@@ -547,7 +547,6 @@ def test_an_empty_loader_is_an_error():
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (DistributedType.DEEPSPEED, "does not support DEEPSPEED.*Use DDP or FSDP2"),
         (DistributedType.MEGATRON_LM, "does not support MEGATRON_LM.*Use DDP or FSDP2"),
         (DistributedType.FSDP, "does not support FSDP version 1.*Use DDP or FSDP2"),
     ],

@@ -7,8 +7,11 @@ import sys
 import pytest
 import timm
 import torch
+import warm
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
+from hub_client import TOKEN, assert_nothing_pickled, files
+from hub_server import HubServer
 from launching import EXAMPLES, run_example
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
@@ -43,6 +46,25 @@ def test_finetune_lora_compares_strategies_and_saves_an_ordinary_adapter(tmp_pat
     model = peft.PeftModel.from_pretrained(base, str(folder)).merge_and_unload()
     assert all(parameter.isfinite().all() for parameter in model.parameters())
     assert "<answer>" in AutoTokenizer.from_pretrained(folder).chat_template
+
+
+@pytest.mark.slow
+def test_finetune_lora_pushes_the_adapter_with_its_card(tmp_path):
+    pytest.importorskip("trl")
+    pytest.importorskip("peft")
+    with HubServer(token=TOKEN) as hub:
+        example = EXAMPLES / "finetune_lora.py"
+        run = warm.run(example, "--fast", "--push", "user/adapter", cwd=tmp_path, env=hub.environment(), bare=True)
+        assert run.returncode == 0, run.stderr[-3000:]
+        assert f"Pushed to {hub.endpoint}/user/adapter" in run.stdout
+        pushed = files(hub, "user/adapter")
+    assert pushed.keys() >= {"adapter_config.json", "adapter_model.safetensors", "README.md", "aswa_trajectory.json"}
+    assert pushed.keys() >= {"tokenizer.json", "chat_template.jinja", "trajectory.png"}
+    assert not any(name.startswith(("base/", "checkpoint-")) for name in pushed)
+    assert_nothing_pickled(pushed)
+    card = pushed["README.md"].decode()
+    assert "library_name: peft" in card
+    assert "PeftModel.from_pretrained" in card
 
 
 def test_image_classification_compares_strategies_fge_and_both_runs(tmp_path):

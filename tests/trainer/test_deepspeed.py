@@ -1,13 +1,15 @@
-"""DeepSpeed ZeRO, stages 1 and 2, on two processes: the decisions of DDP, float32 master weights, resuming."""
+"""DeepSpeed ZeRO on several processes: the decisions of DDP, float32 master weights, resuming, what is refused."""
 
-from types import SimpleNamespace
+import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
-from ddp_run import launch
-from training import assert_same_tensors
+from ddp_run import launch, started
+from training import assert_same_tensors, make_trainer, with_aswa
 
-from aswa_hf.trainer.options import _check_deepspeed_supported
+from aswa_hf._utils.zero import refuse_unsupported_settings
 
 slow = pytest.mark.slow  # DeepSpeed compiles an operator at its first start
 
@@ -18,13 +20,19 @@ def on_cpu(monkeypatch):
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
 
 
+@pytest.fixture(scope="module")
+def with_ddp(tmp_path_factory):
+    """What a run without DeepSpeed ends with."""
+    return launch("text", tmp_path_factory.mktemp("ddp"), "--sgd")[0]
+
+
 @slow
-@pytest.mark.parametrize("stage", [1, 2])
-def test_decisions_are_those_of_ddp_and_weights_agree(stage, on_cpu, tmp_path):
-    flags = [f"--zero={stage}", "--sgd"]
-    (plain, about), _ = launch("text", tmp_path / "ddp", "--sgd")
-    (tensors, zero_about), (others, other_about) = launch("text", tmp_path / "zero", *flags, bare=True)
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_decisions_are_those_of_ddp_and_weights_agree(stage, on_cpu, with_ddp, tmp_path):
+    plain, about = with_ddp
+    (tensors, zero_about), (others, other_about) = launch("text", tmp_path, f"--zero={stage}", "--sgd", bare=True)
     assert zero_about["world_size"] == 2
+    parts = zero_about.pop("elements"), other_about.pop("elements")
     assert zero_about == other_about
     assert_same_tensors(tensors, others)
     for ours, theirs in zip(zero_about["histories"]["aswa"], about["histories"]["aswa"], strict=True):
@@ -35,13 +43,19 @@ def test_decisions_are_those_of_ddp_and_weights_agree(stage, on_cpu, tmp_path):
     for name, tensor in plain.items():
         torch.testing.assert_close(tensors[name], tensor, rtol=0, atol=1e-6)
     # The ensemble is also what DeepSpeed's own checkpoints would hold.
-    for name in [key for key in tensors if key.startswith("masters/")]:
+    masters = [key for key in tensors if key.startswith("masters/")]
+    for name in masters:
         assert torch.equal(tensors[name], tensors[name.replace("masters/", "model/")])
+    # Of every average each process has all elements, or under stage 3 its part.
+    elements = sum(tensors[name].numel() for name in masters)
+    for first, second in zip(*parts, strict=True):
+        assert (first + second, first - second <= len(masters)) == (elements * (1 if stage == 3 else 2), True)
 
 
 @slow
-def test_averages_are_of_the_float32_master_weights(on_cpu, tmp_path):
-    (tensors, _), (others, _) = launch("text", tmp_path, "--zero=2", "--bf16", bare=True)
+@pytest.mark.parametrize("stage", [2, 3])
+def test_averages_are_of_the_float32_master_weights(stage, on_cpu, tmp_path):
+    (tensors, _), (others, _) = launch("text", tmp_path, f"--zero={stage}", "--bf16", bare=True)
     assert_same_tensors(tensors, others)
     averaged = {name: t for name, t in tensors.items() if name.startswith("last/")}
     assert all(tensor.dtype is torch.float32 for tensor in averaged.values())
@@ -54,8 +68,9 @@ def test_averages_are_of_the_float32_master_weights(on_cpu, tmp_path):
 
 
 @slow
-@pytest.mark.parametrize("flags", [["--zero=1"], ["--zero=2", "--bf16"]], ids=["stage 1", "stage 2 in bf16"])
+@pytest.mark.parametrize("flags", ["--zero=1", "--zero=2 --bf16", "--zero=3", "--zero=3 --bf16"])
 def test_resumed_a_run_is_bit_identical(flags, on_cpu, tmp_path):
+    flags = flags.split()
     (straight, about), _ = launch("text", tmp_path / "straight", *flags, bare=True)
     launch("text", tmp_path / "resumed", "--stop", *flags, bare=True)
     (resumed, resumed_about), (other, _) = launch("text", tmp_path / "resumed", "--resume", *flags, bare=True)
@@ -64,20 +79,67 @@ def test_resumed_a_run_is_bit_identical(flags, on_cpu, tmp_path):
     assert_same_tensors(resumed, other)
 
 
+@slow
+@pytest.mark.parametrize("stage", [2, 3])
+def test_another_number_of_processes_resumes_from_converted_files(stage, on_cpu, tmp_path):
+    (stopped, about), _ = launch("text", tmp_path / "two", "--stop", f"--zero={stage}", bare=True)
+    refused = started("text", tmp_path / "two", "--resume", f"--zero={stage}", bare=True, ranks=1)
+    assert refused.returncode != 0
+    assert "was saved by DeepSpeed on 2 processes, and this run has 1" in refused.stderr
+    own = tmp_path / "two" / "checkpoint-18" / "global_step18"
+    convert = ["--input_folder", own, "--output_folder", f"{own}_universal", "--inject_missing_state"]
+    convert += ["--num_extract_workers", "1", "--num_merge_workers", "1"]
+    subprocess.run([sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", *convert], check=True)
+    shutil.copytree(tmp_path / "two", tmp_path / "one")
+
+    # Where it was stopped, all is as it was.
+    flags = ["--resume", "--universal", f"--zero={stage}"]
+    (tensors, one_about), *none = launch("text", tmp_path / "one", *flags, "--ended", bare=True, ranks=1)
+    assert not none
+    assert one_about["world_size"] == 1
+    assert one_about["histories"] == about["histories"]
+    for name, tensor in tensors.items():
+        kind, _, key = name.partition("/")
+        expected = stopped[f"last/{key}"] if kind in ("model", "masters") else stopped[name]
+        assert torch.equal(tensor, expected), name
+
+    # From there it continues. Three processes have four steps an epoch, of 24 examples.
+    (first, about), *others = launch("text", tmp_path / "two", *flags, bare=True, ranks=3)
+    assert about["world_size"] == 3
+    assert [record["step"] for record in about["histories"]["aswa"]][:3] == [6, 12, 18]
+    assert about["steps"] > 18
+    for other, _ in others:
+        assert_same_tensors(first, other)
+
+
+@slow
+def test_a_run_without_deepspeed_does_not_resume_from_its_files(on_cpu, tmp_path):
+    launch("text", tmp_path, "--stop", "--zero=2", bare=True)
+    trainer = make_trainer("text", tmp_path, examples=96)
+    with_aswa(trainer, strategies=("aswa", "dense-aswa", "swa", "ema", "best", "last"))
+    with pytest.raises(ValueError, match=r"saved by a run with DeepSpeed and complete weights.*this run is one with"):
+        trainer.train(resume_from_checkpoint=True)
+
+
 @pytest.mark.parametrize(
-    ("stage", "settings", "match"),
+    ("config", "match"),
     [
-        (3, {"stage": 3}, "does not support DeepSpeed ZeRO stage 3.*Use stage 1 or 2"),
-        (3, {"stage": 3, "offload_param": {"device": "cpu"}}, "DeepSpeed with offload_param"),
-        (2, {"stage": 2, "offload_optimizer": {"device": "cpu"}}, "DeepSpeed with offload_optimizer"),
-        (2, {"stage": 2, "offload_optimizer": {"device": "none"}}, None),
-        (1, {"stage": 1}, None),
+        ({"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}, "with offload_param"),
+        ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}, "with offload_optimizer"),
+        ({"zero_optimization": {"stage": 2, "cpu_offload": True}}, "with offload_optimizer"),
+        ({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}}, "zero_hpz_partition_size=8"),
+        ({"zero_optimization": {"stage": 3, "mics_shard_size": 4}}, "mics_shard_size=4"),
+        ({"zero_optimization": {"stage": 3, "zero_quantized_weights": True}}, "zero_quantized_weights=True"),
+        ({"tensor_parallel": {"autotp_size": 2}}, "autotp_size=2"),
+        ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "none"}}}, None),
+        ({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 1, "mics_shard_size": -1}}, None),
+        ({"zero_optimization": {"stage": 1}}, None),
+        ({}, None),
     ],
 )
-def test_split_and_offloaded_weights_are_refused(stage, settings, match):
-    plugin = SimpleNamespace(zero_stage=stage, deepspeed_config={"zero_optimization": settings})
+def test_weights_that_are_elsewhere_are_refused(config, match):
     if match is None:
-        _check_deepspeed_supported(plugin)
+        refuse_unsupported_settings(config)
         return
     with pytest.raises(ValueError, match=match):
-        _check_deepspeed_supported(plugin)
+        refuse_unsupported_settings(config)
