@@ -59,6 +59,7 @@ from aswa_hf.trainer.options import (
     evaluating_on,
     evaluation_subset,
     followed_strategy,
+    metrics_come_from_log,
     order_callbacks,
     refuse_second,
     silenced,
@@ -211,8 +212,10 @@ class ASWACallback(TrainerCallback):
         )
         if state.global_step > 0:
             self._resume(args, state)
-        elif args.should_save:
-            remove_pending(args.output_dir)
+        else:
+            self._try_metric(args)
+            if args.should_save:
+                remove_pending(args.output_dir)
         if (steps := steps_to_first_decision(self._every, args, kwargs.get("train_dataloader"))) > state.max_steps:
             logger.warning(
                 f"The run of {state.max_steps} steps ends before its first decision point at step {steps} (every="
@@ -434,6 +437,22 @@ class ASWACallback(TrainerCallback):
             for name in self._datasets:
                 metrics |= trainer.evaluate(eval_dataset=name, metric_key_prefix=f"eval_{name}")
         return metrics | added_by_log(logged, metrics)
+
+    def _try_metric(self, args: TrainingArguments) -> None:
+        """Raises ValueError for a metric that an evaluation of a few examples does not report.
+
+        Only where nothing else tells which metrics there will be: a trainer may add some in its log.
+        """
+        trainer = self._bound()
+        if not metrics_come_from_log(self.score, trainer):
+            return
+        loader = trainer.callback_handler.eval_dataloader
+        subset, self._subset = self._subset, evaluation_subset(trainer, args.world_size)
+        try:
+            self.score(self._evaluate())
+        finally:
+            self._subset, self._subset_loaders = subset, {}
+            trainer.callback_handler.eval_dataloader = loader
 
     def _share_buffers(self, args: TrainingArguments) -> None:
         """Broadcasts rank 0's BatchNorm statistics, as the next training step would do anyway."""

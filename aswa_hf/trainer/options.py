@@ -29,7 +29,7 @@ def check_trainer_supported(trainer: Trainer, every: Every, strategies: Iterable
     # TRL's trainers have methods of their own too, but they need the dataset.
     methods = (type(trainer).evaluate, type(trainer).get_eval_dataloader)
     base = (Trainer.evaluate, Trainer.get_eval_dataloader)
-    own_evaluation = any(m not in base and not m.__module__.startswith("trl.") for m in methods)
+    own_evaluation = any(m not in base and not _is_of_trl(m) for m in methods)
     if trainer.eval_dataset is None and not own_evaluation:
         raise ValueError("ASWA decides by validation: pass an eval_dataset to the Trainer.")
     args = trainer.args
@@ -64,6 +64,24 @@ def check_metric_exists(score: Score, trainer: Trainer) -> None:
             f"The metric {name!r} will not be among those of the evaluation: the Trainer has no compute_metrics, and "
             f"reports only the loss. Pass a compute_metrics that returns {name!r} to the Trainer, or metric='loss'."
         )
+
+
+def metrics_come_from_log(score: Score, trainer: Trainer) -> bool:
+    """Whether only the trainer's own `log` can have the metric, and a few examples are enough to see if it has."""
+    data = trainer.eval_dataset
+    parts = data.values() if isinstance(data, dict) else [data]
+    evaluates_itself = type(trainer).evaluate is not Trainer.evaluate and not _is_of_trl(type(trainer).evaluate)
+    return (
+        type(trainer).log is not Trainer.log
+        and trainer.compute_metrics is None
+        and not evaluates_itself
+        and all(hasattr(part, "__len__") for part in parts)
+        and not (score.keys and all(key.endswith("loss") for key in score.keys))
+    )
+
+
+def _is_of_trl(method: Any) -> bool:
+    return bool(method.__module__.startswith("trl."))
 
 
 def refuse_second(trainer: Trainer, callback: TrainerCallback) -> None:

@@ -121,6 +121,8 @@ def test_a_metric_that_a_trainer_of_trl_never_reports_is_refused_with_those_it_d
     trainer.add_callback(ASWACallback(trainer, metric="mean_token_acuracy"))
     with pytest.raises(ValueError, match=r"eval_loss, eval_mean_token_accuracy.*Did you mean 'mean_token_accuracy'"):
         trainer.train()
+    assert trainer.state.global_step == 0
+    assert not any(trainer._metrics["eval"].values())
     with pytest.raises(ValueError, match="pass an eval_dataset to the Trainer"):
         ASWACallback(make_trl("SFT", tmp_path, trainer={"eval_dataset": None}, eval_strategy="no"))
 
