@@ -20,8 +20,8 @@ def only_user(folder: Path, name: str = LOCK_FILE) -> Iterator[None]:
     path.touch()  # a folder that cannot be written to is an error, a file system without locks is not
     with ExitStack() as held:
         try:
-            # A lock that is only a file would outlive a process that is killed.
-            held.enter_context(FileLock(path, blocking=False, fallback_to_soft=False))
+            # A lock that is only a file would outlive a process that is killed. Any thread may release this one.
+            held.enter_context(FileLock(path, blocking=False, fallback_to_soft=False, thread_local=False))
         except Timeout:
             raise BlockingIOError("another run is using it") from None
         except (OSError, NotImplementedError) as error:

@@ -125,7 +125,10 @@ class Place:
         can_skip = isinstance(loader, DataLoaderShard) and not loader.num_workers
         skipped = max(0, self.batches - 2) if can_skip else 0
         _restore(self.epoch_began, loader)
-        iterator: Iterator[Any] = iter(skip_first_batches(loader, skipped) if skipped else loader)
+        if skipped:
+            loader = skip_first_batches(loader, skipped)
+            loader.set_epoch(self.epoch)  # older versions of accelerate forget it
+        iterator: Iterator[Any] = iter(loader)
         for index in range(skipped, self.batches):
             if index == self.batches - 1 and self.asked is not None:
                 set_rng_state(self.asked)
