@@ -209,7 +209,7 @@ def _same_classes(splits: Mapping[str, Dataset]) -> dict[str, Dataset]:
 def _check_classes(ids: Mapping[str, np.ndarray], names: list[str]) -> np.ndarray:
     """How many training images each class has; an error if one cannot be learned and tested."""
     for split, found in ids.items():
-        known = np.nan_to_num(found, nan=-1).astype(np.int64)  # a missing label is -1 or not a number
+        known = np.nan_to_num(np.asarray(found, dtype=float), nan=-1)  # a missing label is -1 or not a number
         bad = np.flatnonzero((known < 0) | (known >= len(names)))
         if len(bad):
             raise ValueError(

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from hub_api import STEPS
@@ -223,12 +222,10 @@ def test_reading_from_a_hub_that_stops_answering_ends_without_repetition(hub, ca
         monkeypatch.setattr(f"{place}.bounded_requests", short)
     for step in STEPS:
         hub.stall(step, "before", 99)
-    began = time.monotonic()
     with pytest.raises(OSError, match="Found no link predictor at 'user/model'"):
         LinkPredictor.from_pretrained("user/model")
     with pytest.raises(OSError, match=r"Could not download user/model@v1 from the Hub: no answer to GET .* for 0.5 s"):
         average_checkpoints("user/model@v1,v2", strategy="uniform")
-    assert time.monotonic() - began < 30
     assert "Waiting for the Hub to answer HEAD" in caplog.text
     paths = [(request.method, request.path) for request in hub.log if "/user/model" in request.path]
     assert sorted(set(paths)) == sorted(paths)  # each was sent once
