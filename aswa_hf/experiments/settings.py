@@ -37,11 +37,12 @@ STRATEGY_NAMES = (
 )
 DEFAULT_STRATEGIES = ("aswa", "dense-aswa", "swa", "ema", "best", "last")
 SCORERS = ("distmult", "complex", "qmult", "keci", "rescal", "tucker")
-SCHEMES = ("kvsall", "1vsall", "negative_sampling")
+SCHEMES = ("kvsall", "1vsall", "negative_sampling", "balanced_sampling")
 LOSSES = {
     "kvsall": ("binary", "softmax", "softmax-query"),
     "1vsall": ("softmax",),
     "negative_sampling": ("binary", "softmax"),
+    "balanced_sampling": ("softmax",),
 }
 OPTIMIZERS = ("adam", "adamw", "adagrad", "adagrad-rowwise")
 SCHEDULES = ("constant", "linear", "cosine", "plateau")
@@ -77,8 +78,8 @@ class Setting:
     """Whether its flag can only turn it on."""
     fixed: bool = True
     """Whether a resumed run must have the same value."""
-    needs: tuple[str, str] | None = None
-    """Another setting and its value, without which this one has no effect."""
+    needs: tuple[str, ...] | None = None
+    """Another setting and its values, without one of which this one has no effect."""
     none: int | None = None
     """The value that stands for None where None is not the default."""
 
@@ -188,9 +189,15 @@ class TrainingRun:
             expected = ", ".join(["auto", *self.strategy_names])
             raise SettingError("apply", f"must be one of the strategies of the run ({expected}), got {self.apply!r}.")
         for one in self.settings():
-            if one.needs and getattr(self, one.name) != one.default and getattr(self, one.needs[0]) != one.needs[1]:
-                name, value = one.needs
-                raise SettingError(one.name, f"is only for {name} {value}, and {name} is {getattr(self, name)}.")
+            if (
+                one.needs
+                and getattr(self, one.name) != one.default
+                and getattr(self, one.needs[0]) not in one.needs[1:]
+            ):
+                name, *values = one.needs
+                raise SettingError(
+                    one.name, f"is only for {name} {' or '.join(values)}, and {name} is {getattr(self, name)}."
+                )
 
     @classmethod
     def settings(cls) -> Iterator[Setting]:
@@ -292,13 +299,23 @@ class KGERun(TrainingRun):
     plateau_patience: int = setting(
         "Plateau: evaluations without improvement that are tolerated.", 4, least=0, needs=PLATEAU
     )
-    scheme: str = setting("kvsall, 1vsall or negative_sampling.", "kvsall", choices=SCHEMES)
+    scheme: str = setting(
+        "kvsall, 1vsall, negative_sampling, or balanced_sampling (with --shard-entities, for very large graphs).",
+        "kvsall",
+        choices=SCHEMES,
+    )
     loss: str | None = setting(
-        "binary, softmax (per triple) or softmax-query (per query); default: softmax for 1vsall, else binary.",
+        "binary, softmax (per triple) or softmax-query (per query); default: binary, for 1vsall and balanced_sampling "
+        "softmax.",
         None,
         choices=LOSSES["kvsall"],
     )
-    negatives: int = setting("Negative sampling: entities drawn per triple.", 32, least=1, needs=SAMPLING)
+    negatives: int = setting(
+        "Negative or balanced sampling: entities that a triple is compared with.",
+        32,
+        least=1,
+        needs=(*SAMPLING, "balanced_sampling"),
+    )
     shared_negatives: bool = setting("Negative sampling: draw once per batch.", False, only_on=True, needs=SAMPLING)
     adversarial_temperature: float = setting(
         "Negative sampling: weigh negatives by their own scores, at this temperature (0: all alike).",
@@ -330,6 +347,8 @@ class KGERun(TrainingRun):
             raise SettingError(
                 "loss", f"must be {' or '.join(LOSSES[self.scheme])} for {self.scheme}, got {self.loss!r}."
             )
+        if self.scheme == "balanced_sampling":
+            self._check_balanced_sampling()
         if bool(self.regularization) != (self.regularizer is not None):
             name, other = ("regularizer", "regularization")[:: 1 if self.regularization else -1]
             raise SettingError(name, f"must be given with --{other} {getattr(self, other)}.")
@@ -338,6 +357,19 @@ class KGERun(TrainingRun):
             raise SettingError("dim", f"must be a multiple of {blocks} for {self.model}, got {self.dim}.")
         if self.epochs % self.eval_every:
             raise SettingError("eval_every", f"must divide the {self.epochs} epochs, got {self.eval_every}.")
+
+    def _check_balanced_sampling(self) -> None:
+        if not self.shard_entities:
+            raise SettingError("scheme", "balanced_sampling must be used with --shard-entities.")
+        if self.optimizer not in ("adagrad", "adagrad-rowwise"):
+            raise SettingError(
+                "optimizer", f"must be adagrad-rowwise or adagrad for balanced_sampling, got {self.optimizer!r}."
+            )
+        if self.model == "tucker":
+            raise SettingError("model", "must not be 'tucker' for balanced_sampling: all triples share its core.")
+        for name in ("weight_decay", "label_smoothing", "entity_dropout", "regularization", "relation_prediction"):
+            if getattr(self, name):
+                raise SettingError(name, f"must be 0 for balanced_sampling, got {getattr(self, name)}.")
 
     @property
     def training_loss(self) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 from transformers import Trainer, TrainerControl, TrainingArguments
 from transformers.trainer import SCHEDULER_NAME
 from transformers.trainer_utils import IntervalStrategy
@@ -89,6 +89,7 @@ class NegativeSampling(OneVsAll):
 LOSSES_PER_LOG = 8
 
 SCHEMES = ("kvsall", "1vsall", "negative_sampling")
+BALANCED = "balanced_sampling"  # of sharded entities; its steps are not made of examples
 
 
 def training_examples(
@@ -168,13 +169,17 @@ class KGETrainer(Trainer):
         if row_sharded(model):
             _refuse_with_sharded_entities(args)
         self._steps_since_log = 0
-        examples = training_examples(
-            kg,
-            scheme,
-            inverses=model.config.inverse_relations,
-            negatives=negatives,
-            shared_negatives=shared_negatives,
-        )
+        examples: Any
+        if scheme == BALANCED:
+            examples = _balanced_batches(model, kg, args, negatives)
+        else:
+            examples = training_examples(
+                kg,
+                scheme,
+                inverses=model.config.inverse_relations,
+                negatives=negatives,
+                shared_negatives=shared_negatives,
+            )
         args.remove_unused_columns = False  # it would treat a finished batch as a list of examples
         options = {"processing_class": kg.vocab, "eval_dataset": kg["validation"]} | options
         super().__init__(model, args, train_dataset=examples, data_collator=_as_it_is, **options)
@@ -203,8 +208,12 @@ class KGETrainer(Trainer):
         return max(1, int(per_log) // LOSSES_PER_LOG)
 
     def get_train_dataloader(self) -> Any:
-        """The training batches; with sharded entities the same ones on all processes."""
-        loader = super().get_train_dataloader()
+        """The training batches; with sharded entities the same ones on all processes, unless they are balanced."""
+        loader: Any
+        if hasattr(self.train_dataset, "per_pair"):  # each process has its own part of every step already
+            loader = self.accelerator.prepare(DataLoader(self.train_dataset, collate_fn=_only))
+        else:
+            loader = super().get_train_dataloader()
         return undivided(loader) if row_sharded(self.model) else loader
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -277,6 +286,29 @@ def _refuse_with_sharded_entities(args: TrainingArguments) -> None:
     ):
         if used:
             raise ValueError(f"{name}={used} is not supported with sharded entities: {reason}.")
+
+
+def _balanced_batches(model: KGEModel, kg: KnowledgeGraph, args: TrainingArguments, negatives: int) -> Any:
+    """The steps of balanced sampling: of about as many triples over all processes as the batch size says."""
+    if not row_sharded(model):
+        raise ValueError(f"scheme={BALANCED!r} needs a model with sharded entities: see aswa_hf.kge.sharded.")
+    # Here: the module imports this one's neighbours.
+    from aswa_hf.kge.sharded import BalancedBatches
+
+    world = args.world_size
+    triples = kg.mapped("train") if hasattr(kg, "mapped") else kg.triples("train")
+    return BalancedBatches(
+        triples,
+        model,
+        per_pair=max(1, args.per_device_train_batch_size // world**2),
+        negatives=-(-negatives // world),
+        seed=args.seed,
+    )
+
+
+def _only(batches: list[Batch]) -> Batch:
+    (batch,) = batches
+    return batch
 
 
 def _as_tensors(**arrays: np.ndarray) -> Batch:

@@ -24,6 +24,7 @@ from aswa_hf.experiments.settings import (
     run_of,
 )
 from aswa_hf.kge.modeling_kge import SCORERS as MODELS
+from aswa_hf.kge.training import BALANCED
 from aswa_hf.kge.training import SCHEMES as TRAINING_SCHEMES
 from aswa_hf.strategies import STRATEGIES
 from aswa_hf.vision.training import chosen_precision
@@ -353,7 +354,7 @@ def test_a_bad_option_of_a_strategy_is_one_line(given, problem):
 
 def test_the_names_are_those_of_the_models_schemes_strategies_and_precisions():
     assert set(SCORERS) == set(MODELS)
-    assert SCHEMES == TRAINING_SCHEMES
+    assert (*TRAINING_SCHEMES, BALANCED) == SCHEMES
     assert set(DEFAULT_STRATEGIES) < set(STRATEGIES)
     for kind in KINDS.values():
         (choices,) = [one.choices for one in kind.settings() if one.name == "strategies"]

@@ -13,9 +13,11 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DataLoaderConfiguration
 from kge_graphs import random_graph
+from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
+from aswa_hf import ASWA
 from aswa_hf._utils import shard_files
 from aswa_hf._utils.distributed import rank, world_size
 from aswa_hf._utils.sharding import RowSharded
@@ -111,6 +113,58 @@ def train(
             losses.append(loss.item())
     rows = len(model.entity_embeddings.weight)
     return {"losses": losses, "weights": whole(model), "rows": rows, "rank": rank(), "world": world_size()}
+
+
+def real_graph(
+    folder: Path,
+    data: str,
+    name: str,
+    *,
+    dtype: str = "float32",
+    dim: int = 32,
+    optimizer: str = "adam",
+    lr: float = 0.02,
+    epochs: int = 3,
+    weights: str | None = None,
+) -> dict[str, Any]:
+    """A run on a published graph, with a decision after every epoch; rank 0 writes its weights to `name`.
+
+    Also the ranks of the test triples by the weights in `weights`, in float64: the order of sums decides nothing.
+    """
+    signal.alarm(0)  # it takes longer than the others
+    kg = load_kg(data)
+    torch.manual_seed(0)
+    model = KGEModel(kg.config(scorer="complex", dim=dim)).to(getattr(torch, dtype))
+    if dist.is_initialized():
+        shard_entities(model)
+    kinds = {"adam": torch.optim.Adam, "adagrad-rowwise": RowwiseAdagrad}
+    steps, aswa = kinds[optimizer](model.parameters(), lr=lr), ASWA(model)
+    examples = training_examples(kg, "kvsall", inverses=True)
+    losses = []
+    for epoch in range(epochs):
+        order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(epoch))
+        for batch in order.split(1024):
+            steps.zero_grad()
+            loss = model(**examples.__getitems__(batch.tolist())).loss
+            loss.backward()
+            steps.step()
+            losses.append(loss.item())
+        aswa.update(lambda: evaluate_link_prediction(model, kg, "validation")["mrr"])
+    rows = len(model.entity_embeddings.weight)
+    found = {"losses": losses, "rows": rows, "decisions": [one["decision"] for one in aswa.trajectory.to_json()]}
+    table = model.entity_embeddings.weight.detach()
+    if dist.is_initialized():
+        table = model.entity_embeddings.gather_columns(table.T.contiguous()).T
+    if rank() == 0:
+        named = {"entities": table.contiguous(), "relations": model.relation_embeddings.weight.detach()}
+        save_file(named, folder / f"{name}.safetensors")
+    given = load_file(folder / f"{weights or name}.safetensors")
+    model = KGEModel(kg.config(scorer="complex", dim=dim)).double()
+    model.entity_embeddings.weight.data.copy_(given["entities"])
+    model.relation_embeddings.weight.data.copy_(given["relations"])
+    if dist.is_initialized():
+        shard_entities(model)
+    return found | {"ranks": sorted(rank_triples(model, kg, "test").tolist())}
 
 
 def rank_all(

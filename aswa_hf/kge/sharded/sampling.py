@@ -28,6 +28,8 @@ from aswa_hf.kge.sharded.table import EntityShard, SumOfGradients, over_shards, 
 
 Batch = dict[str, Tensor]
 Triples = Any  # an (n, 3) array, or the `MappedTriples` of a graph
+# Settings of a model that the loss of balanced sampling does not have.
+UNSUPPORTED = ("label_smoothing", "regularization", "relation_prediction", "entity_dropout")
 # Triples that are looked at together when they are arranged.
 CHUNK = 1 << 22
 
@@ -54,6 +56,7 @@ class BalancedBatches:
             self.shard.weight.device,
             "All processes must load the same graph, and draw with the same seed.",
         )
+        self._order: tuple[int, dict[tuple[int, int], np.ndarray]] | None = None
         counts, self._members = self._arranged()
         self.steps = -(-int(counts.max()) // per_pair)
         self.balance = float(counts.sum() / (counts.size * self.steps * per_pair))
@@ -85,26 +88,40 @@ class BalancedBatches:
         return self.steps
 
     def __iter__(self) -> Iterator[Batch]:
-        world, own = world_size(), rank()
-        # The same order of a pair's triples on both processes; the negatives are drawn by the one that has them.
-        order = {
-            pair: np.random.default_rng([self.seed, self.epoch, *pair]).permutation(members)
-            for pair, members in self._members.items()
-        }
-        draw = np.random.default_rng([self.seed, self.epoch, world, own])
-        device = self.shard.weight.device
         for step in range(self.steps):
-            part = slice(step * self.per_pair, (step + 1) * self.per_pair)
-            asked = [self._padded(order[own, j][part]) for j in range(world)]
-            sent = [self._padded(order[j, own][part])[2] for j in range(world)]
-            drawn = draw.integers(self.shard.start, self.shard.stop, (world, self.negatives))
-            heads, relations, _, weights = (np.concatenate(column) for column in zip(*asked, strict=True))
-            arrays = {"heads": heads - self.shard.start, "relations": relations, "weights": weights}
-            rows = np.concatenate([np.stack(sent), drawn], axis=1) - self.shard.start
-            arrays["sent"] = rows
-            # What fills up a step has no place in the shard: any row will do.
-            arrays |= {name: arrays[name].clip(min=0) for name in ("heads", "sent")}
-            yield {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+            yield self[step]
+
+    def __getitem__(self, step: int) -> Batch:
+        """The batch of a step of the epoch, the same whenever it is asked for."""
+        if not 0 <= step < self.steps:
+            raise IndexError(f"An epoch has {self.steps:,} steps, got the number {step}.")
+        world, own, device = world_size(), rank(), self.shard.weight.device
+        order = self._ordered()
+        part = slice(step * self.per_pair, (step + 1) * self.per_pair)
+        asked = [self._padded(order[own, j][part]) for j in range(world)]
+        sent = [self._padded(order[j, own][part])[2] for j in range(world)]
+        # The negatives are drawn by the process that has them.
+        draw = np.random.default_rng([self.seed, self.epoch, world, own, step])
+        drawn = draw.integers(self.shard.start, self.shard.stop, (world, self.negatives))
+        heads, relations, _, weights = (np.concatenate(column) for column in zip(*asked, strict=True))
+        arrays = {"heads": heads - self.shard.start, "relations": relations, "weights": weights}
+        arrays["sent"] = np.concatenate([np.stack(sent), drawn], axis=1) - self.shard.start
+        # What fills up a step has no place in the shard: any row will do.
+        arrays |= {name: arrays[name].clip(min=0) for name in ("heads", "sent")}
+        return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+
+    def _ordered(self) -> dict[tuple[int, int], np.ndarray]:
+        """The triples of each pair of shards in the order of this epoch, the same on both processes."""
+        if self._order is None or self._order[0] != self.epoch:
+            self._order = None  # before the next one: each has a number for every triple
+            self._order = (
+                self.epoch,
+                {
+                    pair: np.random.default_rng([self.seed, self.epoch, *pair]).permutation(members)
+                    for pair, members in self._members.items()
+                },
+            )
+        return self._order[1]
 
     def _padded(self, numbers: np.ndarray) -> tuple[np.ndarray, ...]:
         """Heads, relations and tails of triples, and their weights: `per_pair` of each."""
@@ -130,6 +147,9 @@ def sampled_loss(model: Any, heads: Tensor, relations: Tensor, sent: Tensor, wei
         raise ValueError(f"Balanced sampling needs loss='softmax' in the configuration, got {model.config.loss!r}.")
     if len(list(model.parameters())) > 2:
         raise ValueError(f"Balanced sampling supports scorers of entities and relations alone, not {model.scorer!r}.")
+    for name in UNSUPPORTED:
+        if value := getattr(model.config, name):
+            raise ValueError(f"{name}={value} has no effect in balanced sampling. Set it to 0.")
     shard = model.entity_embeddings
     per_pair = len(heads) // len(sent)
     received: Tensor = _Exchange.apply(shard.weight, sent)
