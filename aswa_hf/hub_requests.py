@@ -37,9 +37,10 @@ class NoAnswerError(HubError, OfflineModeIsEnabled):
 
 
 @contextmanager
-def bounded_requests(timeout: float = TIMEOUT) -> Iterator[None]:
+def bounded_requests(timeout: float = TIMEOUT, *, longest_wait: float = LONGEST_WAIT) -> Iterator[None]:
     """Inside the block, every request of huggingface_hub ends after `timeout` seconds without an answer.
 
+    A server that asks to wait, for more than `longest_wait` seconds in all, is not waited for.
     The client stays the same, and so do timeouts of its own and of single requests.
     """
     if timeout <= 0:
@@ -58,7 +59,7 @@ def bounded_requests(timeout: float = TIMEOUT) -> Iterator[None]:
 
     def check_wait(response: Any) -> None:
         waits.append(_retry_after(response))
-        if sum(waits) > LONGEST_WAIT:  # the library would wait that long
+        if sum(waits) > longest_wait:  # the library would wait that long
             raise HubError(f"the server asks to wait for {waits[-1]:g} s: try again after that")
 
     def attach(client: Any) -> Any:

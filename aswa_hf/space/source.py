@@ -118,9 +118,12 @@ def _downloaded(repo: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
+    from aswa_hf.hub_requests import bounded_requests
+
     patterns = [*SHIPPED, TRAJECTORY, RESULTS, CARD, GRAPH, f"{EXAMPLES}/*.png"]
     try:
-        return Path(snapshot_download(repo, allow_patterns=patterns))
+        with bounded_requests():
+            return Path(snapshot_download(repo, allow_patterns=patterns))
     except (HFValidationError, RepositoryNotFoundError) as error:
         raise FileNotFoundError(
             f"{repo!r} is neither a folder nor a repository on the Hub that can be read ({error})."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,7 +49,16 @@ from aswa_hf.trainer.files import (
     unlock_output,
     what_to_resume_from,
 )
-from aswa_hf.trainer.hub import check_token, describe_run, push_at_end, replace_card, repository_of
+from aswa_hf.trainer.hub import (
+    bounded_checkpoint_pushes,
+    check_token,
+    checkpoint_pushes,
+    describe_run,
+    finish_checkpoint_pushes,
+    push_at_end,
+    replace_card,
+    repository_of,
+)
 from aswa_hf.trainer.options import (
     added_by_log,
     check_metric_exists,
@@ -161,6 +171,7 @@ class ASWACallback(TrainerCallback):
         self._hard_updates = hard_updates
         # Metrics so far of the running-model evaluation that the Trainer is about to do; None if none is expected.
         self._expected: dict[str, float] | None = None
+        self._requests = ExitStack()  # what bounds the requests of a run
         self.trainer: Trainer | None = None
         if trainer is not None:
             self.bind(trainer)
@@ -197,6 +208,8 @@ class ASWACallback(TrainerCallback):
             check_token(args)
         if not state.is_hyper_param_search:  # whose trials have folders of their own
             lock_output(args)
+        self._requests.close()
+        self._requests.enter_context(bounded_checkpoint_pushes(trainer))
         order_callbacks(trainer, self)
         self._loader: Any = None
         self._subset_loaders: dict[str, Any] = {}
@@ -293,6 +306,10 @@ class ASWACallback(TrainerCallback):
         repo_id = repository_of(self.push_to_hub, args)
         if repo_id is not None and not state.is_hyper_param_search:
             self.pushed = push_at_end(self._bound(), repo_id)
+        else:
+            finish_checkpoint_pushes(self._bound())
+        if not checkpoint_pushes(self._bound()):
+            self._requests.close()
         unlock_output(args)
 
     def _write_history(self, args: TrainingArguments) -> None:

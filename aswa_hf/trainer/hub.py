@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Mapping
+from concurrent import futures
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +31,9 @@ from aswa_hf.strategies import Strategy
 from aswa_hf.trajectory import encode_number
 
 logger = logging.get_logger(__name__)
+
+LONGEST_PUSH = 3600.0  # seconds: large checkpoints over slow lines; each request has a limit of its own
+FIRST_NOTICE, NOTICE_EVERY = 5.0, 60.0  # seconds
 
 
 def describe_run(
@@ -207,15 +214,62 @@ def push_at_end(trainer: Trainer, repo_id: str) -> str | None:
     if not trainer.is_world_process_zero():
         return None
     _remove_unshipped_files(folder)
-    trainer._finish_current_push()
     options = {"private": args.hub_private_repo, "token": args.hub_token, "revision": args.hub_revision}
     try:
+        wait_for_checkpoint_pushes(trainer)
         url = push_to_hub(folder, repo_id, **options)
     except (OSError, ValueError) as error:
         logger.error(f"{error} The model is saved in {folder}; to push it: aswa-hf push {folder} {repo_id}")
         return None
     logger.info(f"Pushed to {url}")
     return url
+
+
+def bounded_checkpoint_pushes(trainer: Trainer) -> AbstractContextManager[None]:
+    """While it is open, the requests of pushes that the Trainer does in the background end without an answer too."""
+    if not trainer.args.push_to_hub or not trainer.is_world_process_zero():
+        return nullcontext()
+    return bounded_requests(TIMEOUT, longest_wait=math.inf)  # nobody waits for them while the run goes on
+
+
+def wait_for_checkpoint_pushes(trainer: Trainer) -> None:
+    """Waits for the pushes of checkpoints that the Trainer has begun; raises HubError if they do not end.
+
+    The Trainer itself would wait without a limit. A push that failed is reported, which the Trainer does not do.
+    """
+    jobs = checkpoint_pushes(trainer)
+    began, patience = time.monotonic(), min(FIRST_NOTICE, LONGEST_PUSH)
+    while futures.wait(jobs, timeout=patience).not_done:
+        waited = time.monotonic() - began
+        if waited >= LONGEST_PUSH:
+            raise HubError(
+                f"The push of a checkpoint to {trainer.hub_model_id} has not ended after {LONGEST_PUSH:g} s, and "
+                "could overwrite a later one: push again when it has ended."
+            )
+        logger.warning(
+            f"Waiting for the push of a checkpoint to {trainer.hub_model_id}, {waited:.0f} s so far (at most "
+            f"{LONGEST_PUSH:g} s)"
+        )
+        patience = min(NOTICE_EVERY, LONGEST_PUSH - waited)
+    for job in jobs:
+        if not job.cancelled() and (error := job.exception()):
+            reason = Step("push", trainer.args.hub_token or get_token() or "").reason(error)
+            logger.warning(f"A checkpoint was not pushed to {trainer.hub_model_id}: {reason}")
+    if jobs:
+        trainer.push_in_progress = None  # each is reported once
+
+
+def finish_checkpoint_pushes(trainer: Trainer) -> None:
+    """Waits for the pushes of checkpoints at the end of a run that pushes nothing else."""
+    try:
+        wait_for_checkpoint_pushes(trainer)
+    except HubError as error:
+        logger.error(str(error))
+
+
+def checkpoint_pushes(trainer: Trainer) -> list[Any]:
+    """Returns the pushes of checkpoints that the Trainer has begun, and that have not been waited for."""
+    return list(getattr(getattr(trainer, "push_in_progress", None), "jobs", None) or [])
 
 
 def replace_card(trainer: Trainer) -> None:
@@ -264,7 +318,7 @@ def _remove_pushed_arguments(trainer: Trainer) -> None:
     args, repo_id = trainer.args, trainer.hub_model_id
     if not args.push_to_hub:
         return
-    trainer._finish_current_push()
+    wait_for_checkpoint_pushes(trainer)
     step = Step(f"remove {TRAINING_ARGS_NAME}", args.hub_token or get_token() or "")
     api = HfApi(token=args.hub_token)
     try:

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+from concurrent.futures import Future
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from hub_client import TOKEN, assert_nothing_pickled, files, hub_in_process, run
 from safetensors.torch import load
 from training import ConvNet, accuracy, make_trainer, weights_of, with_aswa
 from transformers import Trainer
+from transformers.utils import PushInProgress
 
 from aswa_hf import ASWA
 from aswa_hf.hub import HubError
@@ -132,6 +134,34 @@ def test_the_pickle_that_pushes_of_checkpoints_leave_goes_with_the_last_push(our
     assert_nothing_pickled(files(hub))
     assert set(files(hub)) >= HISTORY | TEXT
     assert trainer.state.epoch == 2
+
+
+def test_a_hub_that_stops_answering_pushes_of_checkpoints_does_not_hang_the_run(hub, tmp_path, monkeypatch, caplog):
+    logging.getLogger("aswa_hf").propagate = True
+    monkeypatch.setattr("aswa_hf.trainer.hub.TIMEOUT", 1.0)
+    monkeypatch.setattr("aswa_hf.trainer.hub.FIRST_NOTICE", 0.2)
+    options = {"hub_model_id": "user/model", "push_to_hub": True, "hub_always_push": True, "save_strategy": "epoch"}
+    trainer = make_trainer("text", tmp_path, num_train_epochs=1, **options)
+    with_aswa(trainer, metric="accuracy")
+    hub.stall("commit", "before", 99)
+    trainer.train()
+    assert "Waiting for the push of a checkpoint to user/model" in caplog.text
+    assert "A checkpoint was not pushed to user/model: no answer to POST http" in caplog.text
+
+
+def test_a_push_of_a_checkpoint_that_does_not_end_is_waited_for_with_a_limit(hub, tmp_path, monkeypatch, caplog):
+    logging.getLogger("aswa_hf").propagate = True
+    monkeypatch.setattr("aswa_hf.trainer.hub.LONGEST_PUSH", 0.3)
+    trainer = trainer_of("text", tmp_path / "run", hub_model_id="user/model")
+    callback = with_aswa(trainer, metric="accuracy", push_to_hub=True)
+    trainer.push_in_progress, trainer.hub_model_id = PushInProgress([Future()]), "user/model"
+    monkeypatch.setattr(trainer, "_finish_current_push", lambda: None)  # the Trainer waits for good
+    trainer.train()
+    assert callback.pushed is None
+    ended = "The push of a checkpoint to user/model has not ended after 0.3 s, and could overwrite a later one"
+    assert caplog.text.count(ended) == 1
+    assert f"to push it: aswa-hf push {tmp_path / 'run'} user/model" in caplog.text
+    assert "user/model" not in hub.repos
 
 
 def test_a_trainer_with_a_card_of_its_own_keeps_it(hub, tmp_path):
