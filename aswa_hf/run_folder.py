@@ -4,6 +4,7 @@ model.safetensors, config.json, …    the shipped weights as an ordinary checkp
 checkpoint-<step>/                   the running model's checkpoints, each with the averages in aswa/
 checkpoint-<step>/aswa/commit.json   written last: sizes and checksums of the checkpoint's files
 aswa/                                the weights of all strategies at the end
+aswa/commit.json                     written last: sizes and checksums of the files of the finished run
 settings.json, results.json          how the run was configured, what each strategy reached
 aswa_trajectory.json, trajectory.png every decision, and a plot of them
 train.log, console.log               what was logged, and what a grid of runs printed
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aswa_hf._utils.commits import commit, damage
+from aswa_hf._utils.commits import changed, commit, damage
 from aswa_hf._utils.files import read_json
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.trajectory import Number, save_trajectories
@@ -109,6 +110,35 @@ def commit_marker(checkpoint: Path) -> Path:
 def commit_checkpoint(checkpoint: Path) -> None:
     """Marks a checkpoint as complete, with the files that are in it now; later ones do not count."""
     commit(checkpoint, commit_marker(checkpoint))
+
+
+def commit_run(run: Path) -> None:
+    """Marks a run as finished: what is read from its folder later must be what is in it now."""
+    notes = (LOG, CONSOLE, CARD)
+    files = [path for path in run.iterdir() if path.name not in notes and not path.name.startswith("_")]
+    commit(run, commit_marker(run), [*files, *(run / STATE_FOLDER).glob("*")])
+
+
+def reopen_run(run: Path) -> None:
+    """Removes the mark of a finished run, before files of the run are written again."""
+    commit_marker(run).unlink(missing_ok=True)
+
+
+def check_unchanged(run: Path, *patterns: str) -> None:
+    """Raises ValueError if a file of a finished run is not the one that the run wrote.
+
+    A flipped bit in the weights, or another value in a configuration, would only show as wrong results. Folders
+    without a marker, which other programs or older versions wrote, cannot be checked.
+    """
+    marker = commit_marker(run)
+    if not marker.is_file():
+        return
+    files = [path for pattern in patterns for path in run.glob(pattern) if path != marker]
+    if reason := changed(run, marker, files):
+        raise ValueError(
+            f"{run} is not as its run has left it: {reason}. Restore the file or train again; if it was changed on "
+            f"purpose, delete {marker}."
+        )
 
 
 def checkpoint_damage(checkpoint: Path, required: str = TRAINER_STATE) -> str | None:

@@ -46,6 +46,18 @@ def pytest_unconfigure():
     gc.unfreeze()  # some libraries report what is left when the interpreter exits
 
 
+def pytest_terminal_summary(terminalreporter):
+    """What tests counted with `record_property`, summed by name."""
+    sums = {}
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if getattr(report, "when", None) == "call":
+                for name, number in report.user_properties:
+                    sums[name] = sums.get(name, 0) + number
+    for name, number in sums.items():
+        terminalreporter.write_line(f"{name}: {number:,}")
+
+
 @pytest.fixture(autouse=True)
 def no_pictures(request):
     """The picture at the end of a Trainer's run takes longer than most runs here; `pictures` marks who looks at it."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +18,15 @@ FORMAT, VERSION = "aswa-commit", 1
 _CHUNK = 1 << 22
 
 
-def commit(folder: Path, marker: Path) -> None:
-    """Flushes all files of a folder to the disk, then writes their sizes and checksums to `marker`, atomically."""
-    files, folders = [], [folder]
-    for path in sorted(folder.rglob("*")):
-        if path.is_dir():
-            folders.append(path)
-        elif path != marker and not path.name.startswith("."):
-            files.append(path)
-    for path in (*files, *folders):
+def commit(folder: Path, marker: Path, files: Iterable[Path] | None = None) -> None:
+    """Flushes files to the disk, then writes their sizes and checksums to `marker`, atomically.
+
+    By default these are all files of the folder and those below it.
+    """
+    found = sorted(folder.rglob("*") if files is None else files)
+    files = [path for path in found if path.is_file() and path != marker and not path.name.startswith(".")]
+    folders = {folder, *(path.parent for path in files), *(path for path in found if path.is_dir())}
+    for path in (*files, *sorted(folders)):
         sync(path)
     with ThreadPoolExecutor() as pool:
         sums = list(pool.map(_size_and_checksum, files))
@@ -44,13 +44,21 @@ def damage(folder: Path, marker: Path, required: str) -> str | None:
     """
     if not marker.exists():
         return _structural_damage(folder, required)
+    return changed(folder, marker)
+
+
+def changed(folder: Path, marker: Path, files: Iterable[Path] | None = None) -> str | None:
+    """Returns which file of a folder is not as the marker says, or None; `files` are those that matter (all)."""
     try:
-        files = read_json(marker, _Marker)["files"]
+        listed = read_json(marker, _Marker)["files"]
     except (OSError, ValueError):
         return f"{marker.name} cannot be read"
-    expected = {name: (about["size"], about["crc32"]) for name, about in files.items()}
+    expected = {name: (about["size"], about["crc32"]) for name, about in listed.items()}
     if not expected or any(Path(name).is_absolute() or ".." in Path(name).parts for name in expected):
         return f"{marker.name} does not list the files of this folder"
+    if files is not None:
+        names = {path.relative_to(folder).as_posix() for path in files}
+        expected = {name: about for name, about in expected.items() if name in names}
     for name, (size, _) in expected.items():
         if not (folder / name).is_file():
             return f"{name} is missing"

@@ -6,8 +6,12 @@ from pathlib import Path
 from typing import Any
 
 
-def load_strictly(model_class: Any, folder: Path) -> Any:
-    """Loads a model from safetensors; raises ValueError if a tensor is missing, unexpected or has another shape."""
+def load_strictly(model_class: Any, folder: str | Path, *, unexpected: bool = False) -> Any:
+    """Loads a model from safetensors; raises ValueError if a tensor is missing, has another shape or is not finite.
+
+    Tensors that the model does not have are refused too, unless they may be `unexpected`: a base model may have been
+    saved with another head.
+    """
     options = {"use_safetensors": True, "ignore_mismatched_sizes": True}  # these are refused below, by name
     try:
         model, about = model_class.from_pretrained(folder, output_loading_info=True, **options)
@@ -16,8 +20,16 @@ def load_strictly(model_class: Any, folder: Path) -> Any:
     except Exception as error:  # of many kinds, by what the files hold
         reason = " ".join(str(error).split())
         raise ValueError(f"The model in {folder} cannot be loaded: {type(error).__name__}: {reason}") from None
-    for what in ("missing", "unexpected", "mismatched"):
+    for what in ("missing", "mismatched") if unexpected else ("missing", "unexpected", "mismatched"):
         if names := sorted(name if isinstance(name, str) else name[0] for name in about[f"{what}_keys"]):
             problem = "has another shape" if what == "mismatched" else f"is {what}"
             raise ValueError(f"{folder} does not hold the weights of {type(model).__name__}: {names[0]!r} {problem}.")
+    check_finite(model, folder)
     return model
+
+
+def check_finite(model: Any, folder: str | Path) -> None:
+    """Raises ValueError if a weight or a statistic of a model is NaN or infinite."""
+    for name, tensor in model.state_dict().items():  # buffers that are not saved may be infinite on purpose
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise ValueError(f"The weights in {folder} are not finite numbers: {name!r} has NaN or infinity.")

@@ -13,11 +13,11 @@ from typing import Any
 
 from torch import Tensor
 
-from aswa_hf._utils.files import make_folder, sync
+from aswa_hf._utils.files import make_folder
 from aswa_hf.checkpoint import library_versions
 from aswa_hf.checkpoints.streaming import WeightedMean
 from aswa_hf.experiments.evaluation import Evaluation
-from aswa_hf.run_folder import TRAJECTORY
+from aswa_hf.run_folder import TRAJECTORY, commit_run
 from aswa_hf.trajectory import Trajectory, encode_number, save_trajectories
 
 
@@ -85,8 +85,7 @@ def finish(
         evaluations=result.evaluations,
         run=encode_number(run),
     )
-    for path in temporary.iterdir():
-        sync(path)
+    commit_run(temporary)
     refuse_used(output)
     temporary.replace(output)
 

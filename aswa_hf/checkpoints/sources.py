@@ -21,6 +21,7 @@ from aswa_hf.run_folder import (
     TRAINER_STATE,
     TRAJECTORY,
     WEIGHTS,
+    check_unchanged,
     checkpoint_damage,
     checkpoint_step,
     checkpoints,
@@ -126,6 +127,7 @@ def checkpoint_in(folder: Path, name: str | None = None) -> Checkpoint:
         for tensor, file in read_json(index, WeightsIndex).get("weight_map", {}).items():
             if tensor not in checkpoint.tensors or checkpoint.tensors[tensor].file.name != file:
                 raise ValueError(f"{folder / file} has no tensor {tensor!r}, which {index} lists.")
+    check_unchanged(folder, CONFIG, ADAPTER_CONFIG, "*.safetensors*")
     return checkpoint
 
 

@@ -41,6 +41,7 @@ class _InOrder(TyperGroup):
 app = typer.Typer(
     cls=_InOrder,
     help="Better weights from the training run you already do: Adaptive Stochastic Weight Averaging.",
+    epilog="Exit status: 0 for success, 1 for an error, 2 for wrong usage, 130 after Ctrl-C, 143 after SIGTERM.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -80,6 +81,8 @@ app.command()(space)
 
 def main() -> None:
     """Runs a command; any error is one line on standard error and a non-zero exit status, with --debug a traceback."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     arguments = [argument for argument in sys.argv[1:] if argument != DEBUG]
     # The library's own bars for every file it reads or writes; a run has a bar of its own, an upload has not.
     if arguments[:1] not in (["push"], ["space"]):
@@ -108,7 +111,9 @@ def _line(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if reason := _exhausted(error):
         return reason
-    if isinstance(error, (ValueError, TypeError, OSError)) and text:
+    # An import that fails has the name of the module; an error of our own says what to install.
+    is_told = isinstance(error, ImportError) and error.name is None
+    if (isinstance(error, (ValueError, TypeError, OSError)) or is_told) and text:
         return text
     return f"unexpected {type(error).__name__}: {text} (use {DEBUG} to see where)"
 

@@ -15,7 +15,14 @@ from aswa_hf._utils.tensors import load_weights, read_header
 from aswa_hf.batchnorm import Batches
 from aswa_hf.checkpoint import AVERAGE_FILE
 from aswa_hf.experiments.settings import ImageRun, KGERun, read_run, read_settings
-from aswa_hf.run_folder import CONFIG, SETTINGS, STATE_FOLDER, last_trainer_checkpoint, read_config
+from aswa_hf.run_folder import (
+    CONFIG,
+    SETTINGS,
+    STATE_FOLDER,
+    check_unchanged,
+    last_trainer_checkpoint,
+    read_config,
+)
 
 if TYPE_CHECKING:
     from aswa_hf.kge import KGEModel
@@ -192,6 +199,7 @@ def each_strategy(model: KGEModel, run: str | Path, names: Sequence[str]) -> Ite
             _, saved = open_index(path, files)  # also of a sharded run
         except ValueError as error:
             raise ValueError(f"{path} does not hold the weights of strategies: {error}") from None
+        check_unchanged(path.parent.parent, f"{STATE_FOLDER}/*")
         for name in names:
             prefix = f"{name}/averaged/"
             weights = {key.removeprefix(prefix): saved[key][...] for key in saved if key.startswith(prefix)}

@@ -16,7 +16,7 @@ from accelerate.logging import get_logger
 from rich.console import Console
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from aswa_hf._utils.distributed import on_every_rank
+from aswa_hf._utils.distributed import on_every_rank, wait_for_all
 from aswa_hf._utils.files import make_folder, remove_temporary, write_failure, write_json, write_text
 from aswa_hf._utils.locks import LOCK_FILE, only_user
 from aswa_hf._utils.memory import forget_peak_memory, peak_memory
@@ -34,9 +34,11 @@ from aswa_hf.run_folder import (
     RESULTS,
     SETTINGS,
     checkpoint_folder,
+    commit_run,
     epochs_done,
     last_trainer_checkpoint,
     newest_checkpoint,
+    reopen_run,
     write_trajectory,
 )
 from aswa_hf.strategies import Strategy
@@ -129,6 +131,7 @@ def keep_settings(
         _check_settings(path, run, json.loads(json.dumps(settings)), checkpoint)
     if is_main_process():
         path.parent.mkdir(parents=True, exist_ok=True)
+        reopen_run(path.parent)
         write_json(path, settings)
 
 
@@ -331,6 +334,7 @@ def write_results(
             "versions": library_versions(),
         }
     )
+    wait_for_all()  # ranks with sharded weights write files of their own
     if is_main_process():
         # A card is built from the trajectory file alone: it contains everything about the run.
         write_trajectory(
@@ -345,4 +349,5 @@ def write_results(
         title = f"{about['model']} on {about['dataset']}"
         plot_trajectories(trajectories, folder / PICTURE, metric=callback.score.label, title=title)
         write_json(folder / RESULTS, content)  # the last file: the run is finished
+        commit_run(folder)
     return content

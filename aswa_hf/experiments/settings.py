@@ -17,8 +17,9 @@ from types import NoneType
 from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 from aswa_hf._utils.defaults import BN_BATCHES
-from aswa_hf._utils.files import read_json
+from aswa_hf._utils.files import LARGEST, read_json
 from aswa_hf._utils.names import did_you_mean, parse_strategy, split_strategies, strategy_text
+from aswa_hf.run_folder import check_unchanged
 
 STRATEGY_NAMES = (
     "aswa",
@@ -102,6 +103,8 @@ class Setting:
             raise SettingError(self.name, f"must be {self._expected()}, got {value!r}.")
         if self.kind in (int, float) and not (-math.inf if self.least is None else self.least) <= value < self.below:
             raise SettingError(self.name, f"must be {self._expected()}, got {value!r}.")
+        if isinstance(value, int) and abs(value) >= LARGEST:
+            raise SettingError(self.name, f"must be {self._expected()}, got one that is too large.")
         if self.choices and value not in self.choices:
             raise SettingError(self.name, unknown(value, self.choices))
         return value
@@ -406,6 +409,11 @@ class ImageRun(TrainingRun):
     precision: str = setting("auto, fp32, bf16 or fp16.", "auto", choices=PRECISIONS)
     seed: int = setting("Seed for the split, the weights and the batches.", 0, least=0)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.val_ratio < 1:
+            raise SettingError("val_ratio", f"must be above 0 and below 1, got {self.val_ratio:g}.")
+
 
 @dataclass
 class _Dataset:
@@ -434,6 +442,8 @@ def run_of(content: Mapping[str, Any]) -> KGERun | ImageRun:
 def read_run(path: Path) -> KGERun | ImageRun:
     """The run of either kind that a settings.json describes."""
     try:
-        return run_of(read_settings(path))
+        run = run_of(read_settings(path))
     except SettingError as error:
         raise ValueError(f"{path}: {error}") from None
+    check_unchanged(path.parent, path.name)
+    return run

@@ -221,7 +221,7 @@ def read_card_data(folder: str | Path, repo_id: str, **given: Any) -> CardData:
     trajectories, about = load_trajectories(folder / TRAJECTORY)
     records = read_object(folder / TRAJECTORY)["strategies"]
     run = decode_numbers(about.get("run") or {})
-    if "applied" not in about and "rule" not in run and len(trajectories) > 1:
+    if "applied" not in about and "rule" not in run:
         raise ValueError(f"{folder / TRAJECTORY} has no 'applied': which strategy's weights are shipped is unknown.")
     shipped = about.get("applied") or run.get("rule") or "last"
     run.setdefault("strategies", _last_scores(trajectories, about["metric"]))

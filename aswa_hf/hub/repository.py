@@ -20,6 +20,7 @@ from aswa_hf._utils.tensors import open_tensors, read_header
 from aswa_hf.batchnorm import Recalibration, has_batchnorm
 from aswa_hf.checkpoint import library_versions
 from aswa_hf.hub.card import OWN_ARCHITECTURES, read_card_data, render
+from aswa_hf.hub_requests import bounded_requests
 from aswa_hf.plotting import plot_trajectories
 from aswa_hf.run_folder import (
     ADAPTER_CONFIG,
@@ -32,6 +33,7 @@ from aswa_hf.run_folder import (
     TRAJECTORY,
     WEIGHTS,
     WEIGHTS_INDEX,
+    check_unchanged,
     checkpoints,
     read_config,
     write_trajectory,
@@ -242,9 +244,16 @@ def check_run(run: Path) -> None:
     _read_if_there(run / ADAPTER_CONFIG)
     if lost := [name for name in _needed(run, config) if not (run / name).exists()]:
         raise ValueError(f"{run} lacks {', '.join(lost)}: its model cannot be loaded. Save it again.")
+    if (config.get("architectures") or config.get("auto_map")) and not config.get("model_type"):
+        raise ValueError(f"{run / CONFIG} has no 'model_type': transformers could not load it. Save the model again.")
+    if (code := sorted(run.glob("modeling_*.py"))) and not config.get("auto_map"):
+        raise ValueError(
+            f"{run / CONFIG} has no 'auto_map', so {code[0].name} would not be used. Save the model again."
+        )
     if config.get("model_type") == "kge":
         _check_vocabulary(run, config)
     _check_weights(run, config)
+    check_unchanged(run, *SHIPPED, TRAJECTORY, RESULTS, SETTINGS)
 
 
 def _check_weights(run: Path, config: Mapping[str, Any]) -> None:
@@ -349,7 +358,8 @@ def read_history(
     path = Path(path_or_repo) / TRAJECTORY
     if not Path(path_or_repo).is_dir():
         try:
-            path = Path(hf_hub_download(str(path_or_repo), TRAJECTORY, revision=revision, **options))
+            with bounded_requests():
+                path = Path(hf_hub_download(str(path_or_repo), TRAJECTORY, revision=revision, **options))
         except EntryNotFoundError:
             raise FileNotFoundError(
                 f"The repository {path_or_repo} has no {TRAJECTORY}. Expected one pushed by aswa-hf."

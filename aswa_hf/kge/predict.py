@@ -18,8 +18,8 @@ from aswa_hf._utils.tensors import read_header
 from aswa_hf.hub_requests import bounded_requests
 from aswa_hf.kge.configuration_kge import KGEConfig
 from aswa_hf.kge.modeling_kge import KGEModel
-from aswa_hf.kge.vocab import KGVocab, take_labels
-from aswa_hf.run_folder import CONFIG, WEIGHTS, read_config
+from aswa_hf.kge.vocab import FILES, KEYS, KGVocab, take_labels
+from aswa_hf.run_folder import CONFIG, WEIGHTS, check_unchanged, read_config
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
@@ -71,6 +71,9 @@ class LinkPredictor:
                     f"{path_or_repo} contains a model of type {kind!r}, not a link predictor. Expected a folder or "
                     "repository with a knowledge-graph embedding, such as `aswa-hf train kge` writes."
                 )
+            if about.get("scorer") == "keci" and (lost := {"p", "q"} - about.keys()):
+                # Another algebra has embeddings of the same size.
+                raise ValueError(f"{config} has no {min(lost)!r}, which the scores of Keci depend on.")
             if (weights := Path(path_or_repo) / WEIGHTS).is_file():
                 read_header(weights)  # names the damaged file and tensor
             model = KGEModel.from_pretrained(path_or_repo, **options)
@@ -79,7 +82,9 @@ class LinkPredictor:
                 f"Found no link predictor at {str(path_or_repo)!r}: neither a folder with a saved model nor a Hub "
                 f"repository ({error})"
             ) from error
-        return model, KGVocab.from_pretrained(path_or_repo, **options)
+        vocab = KGVocab.from_pretrained(path_or_repo, **options)
+        check_unchanged(Path(path_or_repo), CONFIG, "*.safetensors*", *FILES.values(), KEYS)
+        return model, vocab
 
     @torch.no_grad()
     def predict(

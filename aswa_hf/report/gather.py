@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aswa_hf._utils.files import nearest_path, read_json
-from aswa_hf.run_folder import RESULTS, SETTINGS, TRAJECTORY, checkpoints
+from aswa_hf.run_folder import RESULTS, SETTINGS, TRAJECTORY, check_unchanged, checkpoints
 from aswa_hf.trajectory import FORMAT, Trajectory, decode_numbers, load_trajectories
 
 Scores = dict[str, dict[str, dict[str, float]]]
@@ -107,8 +107,11 @@ def _read_folder(folder: Path) -> MeasuredRun:
     trajectory = folder / TRAJECTORY
     if (folder / RESULTS).is_file():
         run = _from_results(folder / RESULTS, _read_json(folder / RESULTS), source=folder)
-        return _with_trajectories(run, trajectory) if trajectory.is_file() else run
+        run = _with_trajectories(run, trajectory) if trajectory.is_file() else run
+        check_unchanged(folder, RESULTS, TRAJECTORY, SETTINGS)
+        return run
     if trajectory.is_file():
+        check_unchanged(folder, TRAJECTORY)
         return _from_trajectory(trajectory, folder)
     if checkpoints(folder):
         raise NoRunError(f"The run in {folder} has no {RESULTS} yet: it was not finished. Resume it with --resume.")

@@ -12,7 +12,15 @@ from typing import Any
 from aswa_hf._utils.files import make_folder, read_json
 from aswa_hf.experiments.settings import ImageRun, KGERun, read_settings
 from aswa_hf.reproduce.tables import ALL_STRATEGIES, KGE, ROBUSTNESS, VARIANTS, Sweep, Table, plain
-from aswa_hf.run_folder import CONSOLE, RESULTS, SETTINGS, Measured, epochs_done, last_trainer_checkpoint
+from aswa_hf.run_folder import (
+    CONSOLE,
+    RESULTS,
+    SETTINGS,
+    Measured,
+    check_unchanged,
+    epochs_done,
+    last_trainer_checkpoint,
+)
 
 
 @dataclass(frozen=True)
@@ -160,4 +168,8 @@ def epochs_saved(run: GridRun, output_dir: Path) -> float:
 def results(run: GridRun, output_dir: Path, part: str = RESULTS) -> dict[str, Any] | None:
     """The content of a run's results.json, or of another file in its folder; None if there is no such file."""
     path = output_dir / run.name / part
-    return read_json(path, Measured) if path.is_file() else None
+    if not path.is_file():
+        return None
+    content: dict[str, Any] = read_json(path, Measured)
+    check_unchanged(path.parent, path.name)
+    return content

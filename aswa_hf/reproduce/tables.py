@@ -257,7 +257,7 @@ def find_models(table: Table, names: list[str] | None) -> list[str]:
     for name in table.models if names is None else names:
         key = next((key for key in (name.lower(), f"{name.lower()}_cifar") if key in known), None)
         if key is None:
-            hint = did_you_mean(name, known)
+            hint = did_you_mean(name, [*known, *(one.removesuffix("_cifar") for one in known)])
             raise ValueError(f"--models: there is no {name!r}. {hint}Table {table.name} takes {', '.join(known)}.")
         found.append(key)
     return list(dict.fromkeys(found))
@@ -275,7 +275,7 @@ def find_dataset(table: Table, name: str, data_dir: Path) -> str:
     if table.task == IMAGES and plain(name) in ON_THE_HUB:
         return ON_THE_HUB[plain(name)]
     known = [*BUILT_IN[table.task], *(folder.name for folder in data_dir.glob("*") if folder.is_dir())]
-    hint = did_you_mean(name, known)
+    hint = did_you_mean(name, [one for one in (*known, *table.datasets) if one != name])
     raise ValueError(
         f"{name} is missing: there is no folder of that name in {data_dir} or a folder below it. {hint}Put its files "
         f"into {data_dir / name}, or set --data-dir to its location, or give a Hub dataset (user/name) to --datasets."

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from aswa_hf.run_folder import CONFIG, WEIGHTS, read_config
+from aswa_hf._utils.pretrained import check_finite, load_strictly
+from aswa_hf.run_folder import CONFIG, WEIGHTS, check_unchanged, read_config
 from aswa_hf.space.source import EXAMPLES, Reloading, Source, in_memory, run_settings
 
 MAX_PIXELS = 50_000_000
@@ -29,12 +30,16 @@ class Images:
 
             import aswa_hf.vision  # noqa: F401 (registers architectures with timm)
 
+            if not (folder / WEIGHTS).is_file():  # timm would open a pickle
+                raise ValueError(f"{folder} has no {WEIGHTS}.")
             model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+            check_finite(model, folder)
+            check_unchanged(folder, CONFIG, WEIGHTS)
             names = config.get("label_names") or [str(index) for index in range(int(config["num_classes"]))]
             return model, {"names": [str(name) for name in names], **model.pretrained_cfg}
         from transformers import AutoImageProcessor, AutoModelForImageClassification
 
-        model = in_memory(AutoModelForImageClassification.from_pretrained(folder).eval())
+        model = in_memory(load_strictly(AutoModelForImageClassification, folder).eval())
         labels = model.config.id2label
         names = [str(labels[index]) for index in range(len(labels))]
         return model, {"names": names, "processor": AutoImageProcessor.from_pretrained(folder)}

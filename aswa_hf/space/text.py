@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from aswa_hf._utils.files import read_object
+from aswa_hf._utils.pretrained import load_strictly
+from aswa_hf._utils.tensors import load_tensors
 from aswa_hf.run_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, checkpoints
 from aswa_hf.space.source import Reloading, Source, in_memory
 
@@ -31,14 +33,18 @@ class Texts:
 
         folder = self.source.folder
         base = base_model(self.source)
-        model = AutoModelForCausalLM.from_pretrained(base)
+        model = load_strictly(AutoModelForCausalLM, base, unexpected=True)
         tokens = next((place for place in (folder, base) if (Path(place) / "tokenizer_config.json").is_file()), base)
         tokenizer = AutoTokenizer.from_pretrained(tokens)
+        if not (folder / ADAPTER_WEIGHTS).is_file():  # peft would open a pickle
+            raise ValueError(f"{folder} has no {ADAPTER_WEIGHTS}.")
         model = PeftModel.from_pretrained(model, folder, adapter_name=AVERAGED)
+        check_adapter(model, AVERAGED, folder)
         names = [AVERAGED]
         running = running_adapter(folder)
         if running is not None:
             model.load_adapter(running, RUNNING)
+            check_adapter(model, RUNNING, running)
             names.append(RUNNING)
         return in_memory(model.eval()), tokenizer, names
 
@@ -72,6 +78,21 @@ class Texts:
                 output = model.generate(**inputs, max_new_tokens=wanted, do_sample=False, pad_token_id=pad)
                 found[name] = tokenizer.decode(output[0, length:], skip_special_tokens=True)
         return found
+
+
+def check_adapter(model: Any, name: str, folder: Path) -> None:
+    """Raises ValueError if the file of an adapter does not hold its weights: peft only warns of missing ones."""
+    from peft import get_peft_model_state_dict
+
+    path = folder / ADAPTER_WEIGHTS
+    saved = load_tensors(path)
+    loaded = get_peft_model_state_dict(model, adapter_name=name)
+    for key in sorted(saved.keys() ^ loaded.keys()):
+        problem = "is missing" if key in loaded else "is unexpected"
+        raise ValueError(f"{path} does not hold the weights of its adapter: {key!r} {problem}.")
+    for key, tensor in saved.items():
+        if not tensor.isfinite().all():
+            raise ValueError(f"{path} has NaN or infinite numbers in {key!r}.")
 
 
 def base_model(source: Source) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import TimmWrapperConfig, TimmWrapperForImageClassification
 
 from aswa_hf._utils.files import read_object, replacing
+from aswa_hf._utils.names import did_you_mean
 from aswa_hf.run_folder import CONFIG, WEIGHTS
 
 
@@ -93,8 +94,9 @@ def timm_classifier(
 def check_timm_name(name: str) -> None:
     """Raises ValueError, with the names of similar ones, for a model that timm does not have."""
     if not timm.is_model(name):
-        similar = difflib.get_close_matches(name, timm.list_models(), n=5, cutoff=0.3)
-        raise ValueError(f"timm has no model {name!r}. Similar ones: {', '.join(similar)}.")
+        known = timm.list_models()
+        similar = difflib.get_close_matches(name, known, n=5, cutoff=0.3)
+        raise ValueError(f"timm has no model {name!r}. {did_you_mean(name, known)}Similar ones: {', '.join(similar)}.")
 
 
 def save_timm(

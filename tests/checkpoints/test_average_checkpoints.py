@@ -247,8 +247,9 @@ def test_a_trainers_folder_is_read_in_the_order_of_steps(tmp_path):
     assert (about["applied"], about["evaluations"], about["checkpoints"]) == ("aswa", 23, result.checkpoints)
     assert load_file(tmp_path / "out" / "model.safetensors")["w"] == 11.5
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
-        "aswa_trajectory.json", "config.json", "model.safetensors",
+        "aswa", "aswa_trajectory.json", "config.json", "model.safetensors",
     ]  # fmt: skip
+    assert [path.name for path in (tmp_path / "out" / "aswa").iterdir()] == ["commit.json"]
 
 
 def test_half_written_and_damaged_checkpoints_are_named_and_skipped(tmp_path):
@@ -266,9 +267,11 @@ def test_half_written_and_damaged_checkpoints_are_named_and_skipped(tmp_path):
     (empty / "checkpoint-10" / "trainer_state.json").write_text("")
     with pytest.raises(ValueError, match=r"No checkpoint in .* is valid: checkpoint-10 \(it has no readable"):
         average_checkpoints(empty, strategy="uniform")
-    # By name, and where no state was ever written, they are taken as they are.
-    named = [run / f"checkpoint-{step}" for step in (10, 20, 30)]
+    # By name, and where no state was ever written, incomplete ones are taken as they are; changed ones never.
+    named = [run / f"checkpoint-{step}" for step in (10, 30, 40)]
     assert average_checkpoints(named, strategy="uniform").alphas == [1 / 3] * 3
+    with pytest.raises(ValueError, match=r"checkpoint-20 is not as its run has left it: the content of model.safe"):
+        average_checkpoints([*named, run / "checkpoint-20"], strategy="uniform")
     bare = save_run(tmp_path / "bare", [{"w": torch.ones(2)}] * 2, finished=False)
     assert [r.step for r in average_checkpoints(bare, strategy="swa").trajectory] == [10, 20]
 

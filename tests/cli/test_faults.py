@@ -104,6 +104,12 @@ def test_mistyped_folders_are_not_taken_for_repositories(tmp_path, monkeypatch):
         ("train image --dataset digits --recipe vgg61", "There is no recipe 'vgg61'. Did you mean 'vgg16'?"),
         ("train kge --dataset countries --recipe codex-s/complx", "There is no recipe 'codex-s/complx'. Did you mean"),
         ("train kge --dataset countries --recipe my.yaml/best", "There is no file of recipes my.yaml."),
+        (
+            "train image --dataset digits --model test_resne",
+            "timm has no model 'test_resne'. Did you mean 'test_resnet'?",
+        ),
+        ("train image --dataset digits --val-ratio 2", "--val-ratio must be above 0 and below 1, got 2."),
+        ("reproduce cifar --models vgg166", "--models: there is no 'vgg166'. Did you mean 'vgg16'?"),
         ("train kge --dataset countries --dim 7", "--dim must be a multiple of 2 for complex, got 7."),
         ("train kge --dataset countries --model distmult --p 2", "--p is only for model keci, and model is distmult."),
     ],

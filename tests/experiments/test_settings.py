@@ -377,3 +377,8 @@ def test_a_dimension_that_a_scorer_refuses_is_refused_before(scorer):
             except ValueError:
                 refusals.append(build)
         assert len(refusals) in (0, 2)
+
+
+def test_a_number_that_no_computer_holds_is_refused():
+    with pytest.raises(ValueError, match="lr must be a number of at least 0, got one that is too large"):
+        KGERun(dataset="countries", lr=10**400)

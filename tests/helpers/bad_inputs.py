@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 # What each file of the folder made by `tests/cli/test_bad_inputs.py` is read by.
 KGE = {"predict", "query", "evaluate", "push"}
 READERS = {
@@ -23,21 +25,62 @@ READERS = {
     "grid/run/results.json": {"reproduce"},
     "run/aswa_trajectory.json": {"report", "push"},
     "run/aswa/average.safetensors": {"evaluate-strategies"},
-    "run/checkpoint-2/model.safetensors": {"average-marked"},
+    "run/checkpoint-2/model.safetensors": {"average-run"},
     "old/checkpoint-2/model.safetensors": {"average", "average-aswa"},
     "old/checkpoint-2/config.json": {"average-aswa"},
     "old/checkpoint-2/trainer_state.json": {"average"},
     "old/checkpoint-2/entities.json": {"average-aswa"},
-    "sharded/model.safetensors.index.json": {"average-sharded"},
+    "sharded/model.safetensors.index.json": {"average-sharded", "predict-sharded"},
+    "sharded/model-0.safetensors": {"average-sharded", "predict-sharded"},
     "data/train.txt": {"evaluate", "predict-known"},
     "csv/train.csv": {"evaluate-csv"},
     "nt/train.nt": {"evaluate-nt"},
     "parquet/train.parquet": {"evaluate-parquet"},
+    "labelled/entities.json": {"predict-labelled"},
+    "labelled/relations.tsv": {"predict-labelled"},
+    "numbered/numbered.json": {"evaluate-numbered"},
+    "numbered/train.arrow": {"evaluate-numbered"},
+    "numbered/entities.arrow": {"evaluate-numbered"},
     "queries.json": {"evaluate-queries"},
+    "queries.parquet": {"evaluate-parquet-queries"},
+    "recipes.yaml": {"recipe"},
+    "adapter/adapter_config.json": {"push-adapter"},
+    "adapter/adapter_model.safetensors": {"push-adapter", "average-adapter"},
+    "adapter/aswa_trajectory.json": {"push-adapter"},
     "image/config.json": {"evaluate-image", "push-image"},
     "image/model.safetensors": {"evaluate-image", "push-image"},
     "image/settings.json": {"evaluate-image"},
     "image/aswa_trajectory.json": {"push-image"},
+}
+# Files with a checksum: any other content is noticed, also one that could have been meant. The first are of a finished
+# run, the others of its last checkpoint.
+MARKED = {
+    "marked/config.json": {"predict", "push"},
+    "marked/model.safetensors": {"predict", "evaluate-strategies", "push", "average"},
+    "marked/entities.json": {"predict", "query"},
+    "marked/relations.json": {"predict"},
+    "marked/settings.json": {"evaluate"},
+    "marked/results.json": {"report", "push"},
+    "marked/aswa_trajectory.json": {"report", "push"},
+    "marked/aswa/average.safetensors": {"evaluate-strategies"},
+    "marked/aswa/commit.json": {"predict", "push", "report"},
+    "marked-image/config.json": {"evaluate-image", "push-image"},
+    "marked-image/model.safetensors": {"evaluate-image", "push-image"},
+    **{
+        f"marked/checkpoint-3/{name}": {"resume"}
+        for name in (
+            "model.safetensors",
+            "config.json",
+            "entities.json",
+            "trainer_state.json",
+            "optimizer.pt",
+            "scheduler.pt",
+            "rng_state.pth",
+            "aswa/average.safetensors",
+            "aswa/state.json",
+            "aswa/commit.json",
+        )
+    },
 }
 # A file without these parts is another file, not a damaged one: fewer strategies, metrics or optional notes.
 OPTIONAL = {"strategies", "run", "settings", "versions", "seconds", "log_history", "about"}
@@ -66,7 +109,7 @@ class Case:
             path.unlink()
             path.symlink_to(path.name)
         else:
-            path.write_bytes(damages(path)[self.damage](content, chance))
+            path.write_bytes((damages(path) | CHANGES)[self.damage](content, chance))
 
 
 Damage = Callable[[bytes, random.Random], bytes]
@@ -74,8 +117,8 @@ Damage = Callable[[bytes, random.Random], bytes]
 
 def cases() -> Iterator[Case]:
     """All cases, the same ones each time: the damages that depend on chance several times."""
-    for file, commands in READERS.items():
-        kinds = [*damages(Path(file)), *REPLACED]
+    for file, commands in (READERS | {file: {f"{c}-marked" for c in names} for file, names in MARKED.items()}).items():
+        kinds = [*damages(Path(file)), *REPLACED] if file in READERS else ["empty", *CHANGES]
         for damage in kinds:
             for command in sorted(commands):
                 if damage in REPLACED and (file, command) in MAY_BE_MISSING:
@@ -84,6 +127,29 @@ def cases() -> Iterator[Case]:
                     yield Case(file, command, damage, seed)
 
 
+def _bit_flipped(content: bytes, chance: random.Random) -> bytes:
+    at = chance.randrange(len(content))
+    return content[:at] + bytes([content[at] ^ 1 << chance.randrange(8)]) + content[at + 1 :]
+
+
+def _exchanged(content: bytes, chance: random.Random) -> bytes:
+    """Two different bytes, or digits where there are some, change places: most files stay readable."""
+    digits = [at for at, byte in enumerate(content) if chr(byte).isdecimal()]
+    for _ in range(1000):
+        first, second = chance.sample(digits if len(digits) > 9 else range(len(content)), 2)
+        if content[first] != content[second]:
+            break
+    changed = bytearray(content)
+    changed[first], changed[second] = changed[second], changed[first]
+    return bytes(changed)
+
+
+# Any of these makes another file of it.
+CHANGES: dict[str, Damage] = {
+    "half of it": lambda content, chance: content[: len(content) // 2],
+    "a flipped bit": _bit_flipped,
+    "exchanged bytes": _exchanged,
+}
 REPLACED = ("a folder in its place", "a link to itself")
 # Commands for which a missing file is an ordinary case: they say what they do without it.
 MAY_BE_MISSING = {
@@ -103,6 +169,9 @@ REPEATED = {
     "lying offsets": 3,
     "numbers that are not finite": 2,
     "a line less a field": 2,
+    "a flipped bit": 4,
+    "exchanged bytes": 2,
+    "a name elsewhere": 5,
 }
 
 
@@ -125,6 +194,19 @@ def damages(path: Path) -> dict[str, Damage]:
             "a number": lambda content, chance: b"7",
             "null": lambda content, chance: b"null",
         }
+        if path.name.endswith(".index.json"):
+            found["a name elsewhere"] = _elsewhere
+    elif path.suffix == ".yaml":
+        found |= {
+            "truncated": lambda content, chance: content[: content.index(b":") - chance.randrange(1, 3)],
+            "another type": _yaml(lambda value, chance: chance.choice([[], {"a": 1}, [[1]], "x" * 9])),
+            "a huge number": _yaml(lambda value, chance: 10**400),
+            "not a number": _yaml(lambda value, chance: float("nan")),
+            "nested deeply": lambda content, chance: b"a: " + b"[" * 5000,
+            "an alias": lambda content, chance: b"a: &x [1]\nb: [*x, *x]\n" + content,
+            "an object of Python": lambda content, chance: content + b"\nx: !!python/object/apply:os.system [ls]\n",
+            "tabs": lambda content, chance: content.replace(b"  ", b"\t"),
+        }
     elif path.suffix == ".safetensors":
         found |= {
             "a longer file": lambda content, chance: content + b"\0" * 7,
@@ -138,6 +220,11 @@ def damages(path: Path) -> dict[str, Damage]:
             "numbers that are not finite": _not_finite,
             "a pointer of Git LFS": lambda content, chance: b"version https://git-lfs.github.com/spec/v1\n",
         }
+        if path.name == "adapter_model.safetensors":
+            # Which tensors an adapter has is known to its base model alone.
+            found = {name: found[name] for name in found if name not in ("a tensor less", "another tensor")}
+    elif path.suffix == ".tsv":
+        found["a line less a field"] = _shorter_line
     elif path.suffix in (".txt", ".csv", ".nt"):
         found |= {
             "truncated": _within_line,
@@ -191,6 +278,27 @@ def _huge(content: bytes, chance: random.Random) -> bytes:
     """A number that no file of ours holds, in the place of a value."""
     marked = _changed(lambda holder, key, _: holder.__setitem__(key, "@@@"))(content, chance)
     return marked.replace(b'"@@@"', chance.choice(HUGE).encode())
+
+
+def _elsewhere(content: bytes, chance: random.Random) -> bytes:
+    """An index that names a file outside of its folder."""
+    index = json.loads(content)
+    name = chance.choice(sorted(index["weight_map"]))
+    index["weight_map"][name] = chance.choice(["../plain/model.safetensors", "/etc/passwd", "", "..", "a/b", "no\0"])
+    return json.dumps(index).encode()
+
+
+def _yaml(change: Callable[[Any, random.Random], Any]) -> Damage:
+    """A damage of one setting of a recipe."""
+
+    def damage(content: bytes, chance: random.Random) -> bytes:
+        recipes = yaml.safe_load(content)
+        settings = recipes["best"]["settings"]
+        name = chance.choice(sorted(settings))
+        settings[name] = change(settings[name], chance)
+        return yaml.safe_dump(recipes).encode()
+
+    return damage
 
 
 def _split(content: bytes) -> tuple[dict[str, Any], bytes]:

@@ -11,16 +11,21 @@ from contextlib import contextmanager
 from importlib import metadata
 
 import pytest
+import torch
 import yaml
 from commands import outcome
 from hub_client import TOKEN, files, hub_in_process
+from PIL import Image
 from places import ROOT
+from safetensors.torch import load_file, save_file
 from space_runs import HOSTILE, LONG, adapter_run, image_run, link_run, trajectory
 
 from aswa_hf.hub import HubError
 from aswa_hf.space import push_space, render, write_space
+from aswa_hf.space.images import Images
 from aswa_hf.space.links import Links, Question, question_text
 from aswa_hf.space.source import Reloading, open_source
+from aswa_hf.space.text import Texts
 
 
 @pytest.fixture(scope="module")
@@ -443,6 +448,7 @@ def test_without_gradio_the_command_says_what_to_install(run, no_gradio, capsys)
     status, _, err = outcome(capsys, "serve", str(run))
     assert status == 1
     assert 'pip install "aswa-hf[space]"' in err
+    assert "unexpected" not in err
 
 
 def test_only_one_module_imports_gradio():
@@ -452,3 +458,30 @@ def test_only_one_module_imports_gradio():
         if re.search("^ *(import|from) gradio", path.read_text(), re.M)
     ]
     assert users == ["app.py"]
+
+
+@pytest.mark.filterwarnings("ignore:Found missing adapter keys")  # peft goes on, and we do not
+@pytest.mark.parametrize("damage", ["missing", "not finite", "pickled"])
+def test_weights_that_are_missing_or_not_finite_are_refused_by_name(damage, tmp_path):
+    image, text = image_run(tmp_path / "image"), adapter_run(tmp_path / "text")
+    for path, load in (
+        (image / "model.safetensors", lambda: Images(open_source(image)).classify(Image.new("L", (16, 16)))),
+        (text / "adapter_model.safetensors", lambda: Texts(open_source(text)).complete("the cat")),
+        (tmp_path / "base" / "model.safetensors", lambda: Texts(open_source(text)).complete("the cat")),
+    ):
+        kept, tensors = path.read_bytes(), load_file(path)
+        name = next(name for name in tensors if tensors[name].is_floating_point())
+        if damage == "missing":
+            del tensors[name]
+        else:
+            tensors[name].view(-1)[0] = torch.nan
+        save_file(tensors, path, {"format": "pt"})
+        expected = name.rpartition(".")[0] or name
+        if damage == "pickled":
+            path.unlink()
+            pickle = {"adapter_model.safetensors": "adapter_model.bin"}.get(path.name, "pytorch_model.bin")
+            torch.save(tensors, path.with_name(pickle))
+            expected = "safetensors"
+        with pytest.raises((ValueError, OSError, RuntimeError), match=re.escape(expected)):
+            load()
+        path.write_bytes(kept)
