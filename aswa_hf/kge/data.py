@@ -199,7 +199,7 @@ def load_kg(
         # This cannot be a name on the Hub; a request, repeated five times, would only take time.
         raise ValueError(_NOT_FOUND.format(str(name_or_path), "there is no such folder") + nearest_path(path))
     refuse_mistyped(path)
-    if (path / ABOUT).exists():
+    if os.path.lexists(path / ABOUT):  # whatever it is: without it the numbers would be taken for labels
         return NumberedGraph(path)
     if path.is_dir() and any(_split_files(path).values()):
         files = {split: read_triples(file) for split, file in split_files(path).items()}

@@ -86,7 +86,9 @@ def check_adapter(model: Any, name: str, folder: Path) -> None:
 
     path = folder / ADAPTER_WEIGHTS
     saved = load_tensors(path)
-    loaded = get_peft_model_state_dict(model, adapter_name=name)
+    # Resized embeddings are saved with the adapter; by default peft would look for the base model to find out.
+    embeddings = any("lora_" not in key and ("embed" in key or "lm_head" in key) for key in saved)
+    loaded = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=embeddings)
     for key in sorted(saved.keys() ^ loaded.keys()):
         problem = "is missing" if key in loaded else "is unexpected"
         raise ValueError(f"{path} does not hold the weights of its adapter: {key!r} {problem}.")
