@@ -10,6 +10,7 @@ The results are those that `collect_results.py` keeps in `results/`. A table is 
     strategies [stopped]            all strategies in the same runs: test MRR or accuracy by dataset and model
     ranks [short]                   their mean ranks, wins and losses, and Wilcoxon's test; or the ranks in a line
     robustness <dataset>            test MRR or accuracy by learning rate
+    ranking                         what DenseASWA wins against the usual weights, in a sentence
     headline [<dataset>…]           what strategies lose at ten times the best learning rate, in a sentence
     times <dataset>                 epochs to the quality of the best single epoch at the best learning rate
     tuned <metric>                  a metric of all strategies by recipe, beside the published MRR
@@ -126,8 +127,8 @@ def strategies_table(which: str = "finished") -> str:
     return "\n".join(lines)
 
 
-def ranks_table(length: str = "full") -> str:
-    """Mean ranks over pairs of dataset and model, each pair's score the mean over its seeds; "short" is a line."""
+def ranked_groups() -> tuple[Groups, list[dict[str, Any]]]:
+    """The runs with all strategies by pair of dataset and model, and the ranking of strategies over these pairs."""
     groups = distinct_groups(strategies_groups())
     rows = []
     for (dataset, model), results in groups.items():
@@ -135,9 +136,14 @@ def ranks_table(length: str = "full") -> str:
             ours = mean(score(result, name, _metric(result)) for result in results)
             cell = {"dataset": dataset, "model": model, "val_ratio": None, "strategy": name}
             rows.append({**cell, "columns": {"score": {"ours": ours}}})
+    return groups, rankings(rows)
+
+
+def ranks_table(length: str = "full") -> str:
+    """Mean ranks over pairs of dataset and model, each pair's score the mean over its seeds; "short" is a line."""
+    groups, ranked = ranked_groups()
     against = " | ".join(f"{name} wins / ties / losses (p)" for name in REFERENCES)
     lines = [f"| weights | mean rank | {against} |", "| --- | --- |" + " --- |" * len(REFERENCES)]
-    ranked = rankings(rows)
     if length == "short":
         return ", ".join(f"{row['strategy']} {row['rank']:.1f}" for row in ranked) + "."
     for row in ranked:
@@ -149,6 +155,22 @@ def ranks_table(length: str = "full") -> str:
         lines.append(f"| {row['strategy']} | {row['rank']:.2f} | {' | '.join(cells)} |")
     runs = sum(map(len, groups.values()))
     return "\n".join([*lines, "", f"{len(groups)} pairs of dataset and model, {runs} runs."])
+
+
+def ranking_sentence() -> str:
+    """In a sentence: on how many pairs of dataset and model DenseASWA tests better than the usual weights."""
+    groups, ranked = ranked_groups()
+    against = {row["strategy"]: row["against"].get("dense-aswa") for row in ranked}
+    ranks = {row["strategy"]: f"{row['rank']:.1f}" for row in ranked}
+    names = {"ema": "EMA", "swa": "SWA", "best": "the best epoch", "last": "the last epoch"}
+    *wins, final = [f"{label} in {against[name]['wins']}" for name, label in names.items()]
+    p = shown_p(max(against[name]["p"] for name in names))
+    return (
+        f"Twelve kinds of weights, from the same runs on {len(groups)} pairs of dataset and model: by test score ASWA "
+        f"over every step (`dense-aswa`) beats {', '.join(wins)} and {final} of them (Wilcoxon's test, largest p {p}). Its "
+        f"mean rank is {ranks['dense-aswa']}, that of ASWA over epochs {ranks['aswa']} and that of EMA {ranks['ema']} "
+        f"([table]({RESULTS_PAGE}#all-strategies-in-the-same-runs))."
+    )
 
 
 def swept(*datasets: str) -> list[Swept]:
@@ -534,6 +556,7 @@ OTHERS: dict[str, Callable[..., str]] = {
     "robustness": robustness_table,
     "times": times_table,
     "headline": headline,
+    "ranking": ranking_sentence,
     "tuned": tuned_table,
     "costs": costs_table,
     "bn": bn_table,
