@@ -167,8 +167,9 @@ def ranking_sentence() -> str:
     p = shown_p(max(against[name]["p"] for name in names))
     return (
         f"Twelve kinds of weights, from the same runs on {len(groups)} pairs of dataset and model: by test score ASWA "
-        f"over every step (`dense-aswa`) beats {', '.join(wins)} and {final} of them (Wilcoxon's test, largest p {p}). "
-        f"Its mean rank is {ranks['dense-aswa']}, that of ASWA over epochs {ranks['aswa']} and that of EMA {ranks['ema']} "
+        f"over every step (`dense-aswa`) beats {', '.join(wins)} and {final} of them (Wilcoxon's test, largest p {p})."
+        f" Its mean rank is {ranks['dense-aswa']}, that of ASWA over epochs {ranks['aswa']} and that of EMA "
+        f"{ranks['ema']} "
         f"([table]({RESULTS_PAGE}#all-strategies-in-the-same-runs))."
     )
 
