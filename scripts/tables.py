@@ -7,7 +7,7 @@ The results are those that `collect_results.py` keeps in `results/`. A table is 
     shapes [<dataset>…]             the MRR of multi-hop queries by shape, over all datasets and models
     paper <table> <dataset>         a table of the paper beside our numbers, and the differences
     decisions [<dataset>…]          what ASWA decided, and when
-    strategies [stopped]            all strategies in the same runs: test MRR or accuracy by dataset and model
+    strategies                      all strategies in the same runs: test MRR or accuracy by dataset and model
     ranks [short]                   their mean ranks, wins and losses, and Wilcoxon's test; or the ranks in a line
     robustness <dataset>            test MRR or accuracy by learning rate
     ranking                         what DenseASWA wins against the usual weights, in a sentence
@@ -95,14 +95,9 @@ def metric_table(task: str, metric: str, *datasets: str) -> str:
     return "\n".join([*lines, "", wins(groups, names, metric)])
 
 
-def strategies_groups(*, stopped: bool = False) -> Groups:
-    """The runs with all strategies, and "auto": the best on validation of those that `aswa-hf train` compares.
-
-    Runs that were stopped before their end are kept apart.
-    """
-    found_groups = load_results("strategies", ())
-    groups = {k: [r for r in results if r.get("stopped", False) == stopped] for k, results in found_groups.items()}
-    groups = {key: results for key, results in groups.items() if results}
+def strategies_groups() -> Groups:
+    """The runs with all strategies, and "auto": the best on validation of those that `aswa-hf train` compares."""
+    groups = load_results("strategies", ())
     for result in (result for results in groups.values() for result in results):
         found, metric = result["strategies"], _metric(result)
         known = [name for name in DEFAULT_STRATEGIES if name in found]
@@ -111,19 +106,14 @@ def strategies_groups(*, stopped: bool = False) -> Groups:
     return groups
 
 
-def strategies_table(which: str = "finished") -> str:
-    """The mean test score of all strategies over seeds, the best of each row bold; "stopped": of stopped runs."""
-    stopped = which == "stopped"
-    groups = strategies_groups(stopped=stopped)
-    some = {name for results in groups.values() for result in results for name in result["strategies"]}
-    names = [name for name in STRATEGIES if name in some] if stopped else strategies_of(groups)
+def strategies_table() -> str:
+    """The mean test score of all strategies over seeds, the best of each row bold."""
+    groups = strategies_groups()
+    names = strategies_of(groups)
     lines = [f"| dataset | model | {' | '.join(names)} |", "| --- | --- |" + " --- |" * len(names)]
     for (dataset, model), results in groups.items():
-        has = [name for name in names if all(name in result["strategies"] for result in results)]
-        means = [[mean(score(result, name, _metric(result)) for result in results)] for name in has]
-        cells = dict(zip(has, _cells(means), strict=True))
-        shown = " | ".join(cells.get(name, "–") for name in names)
-        lines.append(f"| {dataset} | {LABELS[model]} | {shown} |")
+        means = [[mean(score(result, name, _metric(result)) for result in results)] for name in names]
+        lines.append(f"| {dataset} | {LABELS[model]} | {' | '.join(_cells(means))} |")
     return "\n".join(lines)
 
 
@@ -533,9 +523,10 @@ def language_table() -> str:
 
 
 def epoch_panels() -> list[Panel]:
-    """Validation scores by epoch of runs with all strategies whose logs are kept: those with many steps per epoch."""
+    """Validation scores by epoch of runs with many steps per epoch, one of each kind."""
     found = []
-    for path in sorted((RESULTS / "logs").glob("*-strategies.tsv"), reverse=True):
+    patterns = ("fb15k-237-*-0-*-strategies.tsv", "cifar-10-*-0-*-strategies.tsv")
+    for path in (path for pattern in patterns for path in sorted((RESULTS / "logs").glob(pattern))):
         result = json.loads((RESULTS / "strategies" / f"{path.stem}.json").read_text(encoding="utf-8"))
         with path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file, delimiter="\t"))
