@@ -102,10 +102,17 @@ def with_parameter(tensor: Tensor, parameter: Any) -> Tensor:
 
 
 def release_gathered(model: nn.Module) -> None:
-    """Frees the weights that ZeRO-3 has gathered: those of the next use are gathered from the parts."""
+    """Frees the weights that ZeRO-3 has gathered: those of the next use are gathered from the parts.
+
+    Small ones are gathered again at once, as after a step: DeepSpeed takes those that a model finds missing where it
+    uses the weight of another module for new ones, and then fails in the next forward pass. All processes must call
+    this.
+    """
     if "deepspeed" in sys.modules:
         for optimizer in {p._z3_optimizer for p in model.parameters() if hasattr(p, "_z3_optimizer")}:
             optimizer.empty_partition_cache()
+            if small := optimizer.persistent_parameters:
+                small[0].all_gather(small)
 
 
 def master_weights(weights: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 python forked_ranks.py ddp_run.py KIND FOLDER [--stop | --resume [--ended] | --disagree | --clocks] [--zero=STAGE] …
 """
 
+import functools
 import itertools
 import json
 import os
@@ -110,6 +111,18 @@ def master(parameter: torch.nn.Parameter) -> torch.Tensor:
     return safe_get_full_fp32_param(parameter).clone()
 
 
+def use_from_outside(model: torch.nn.Module) -> None:
+    """Makes the model use the weight of a module inside of it, as losses of TRL do with that of the output layer."""
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def using(*args, **options):
+        assert model.classifier.weight.numel()
+        return forward(*args, **options)
+
+    model.forward = using
+
+
 def main() -> None:
     kind, folder, *flags = sys.argv[1:]
     torch.set_num_threads(1)
@@ -132,6 +145,8 @@ def main() -> None:
         options["apply"] = None
     stops = [StopAfterThree()] if "--stop" in flags else None
     trainer = make_trainer(kind, folder, examples=96, callbacks=stops, **arguments)
+    if "--outside" in flags:
+        use_from_outside(trainer.model)
     if "--disagree" in flags:
         # Each rank scores for itself, and the running model's statistics stay its own.
         trainer.compute_metrics = lambda predictions: {"luck": random.Random(dist.get_rank() + next(calls)).random()}

@@ -68,7 +68,7 @@ def test_averages_are_of_the_float32_master_weights(stage, on_cpu, tmp_path):
 
 
 @slow
-@pytest.mark.parametrize("flags", ["--zero=1", "--zero=2 --bf16", "--zero=3", "--zero=3 --bf16"])
+@pytest.mark.parametrize("flags", ["--zero=1", "--zero=2 --bf16", "--zero=3 --outside", "--zero=3 --bf16"])
 def test_resumed_a_run_is_bit_identical(flags, on_cpu, tmp_path):
     flags = flags.split()
     (straight, about), _ = launch("text", tmp_path / "straight", *flags, bare=True)
