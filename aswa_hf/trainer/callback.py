@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -260,7 +260,7 @@ class ASWACallback(TrainerCallback):
         datasets = self._bound().eval_dataset
         self._expected.update(metrics)
         if state.log_history and state.log_history[-1].get("step") == state.global_step:
-            self._expected.update(added_by_log(state.log_history[-1], self._expected))
+            self._expected.update(added_by_log(state.log_history[-1], self._expected, self.score))
         self._events += 1
         if self._events < (len(datasets) if isinstance(datasets, dict) else 1):
             return
@@ -453,7 +453,7 @@ class ASWACallback(TrainerCallback):
             metrics: dict[str, float] = {} if self._datasets else trainer.evaluate()
             for name in self._datasets:
                 metrics |= trainer.evaluate(eval_dataset=name, metric_key_prefix=f"eval_{name}")
-        return metrics | added_by_log(logged, metrics)
+        return metrics | added_by_log(logged, metrics, self.score)
 
     def _try_metric(self, args: TrainingArguments) -> None:
         """Raises ValueError for a metric that an evaluation of a few examples does not report.
@@ -466,7 +466,8 @@ class ASWACallback(TrainerCallback):
         loader = trainer.callback_handler.eval_dataloader
         subset, self._subset = self._subset, evaluation_subset(trainer, args.world_size)
         try:
-            self.score(self._evaluate())
+            with suppress(ArithmeticError):  # a function of the metrics may not be defined for so few examples
+                self.score(self._evaluate())
         finally:
             self._subset, self._subset_loaders = subset, {}
             trainer.callback_handler.eval_dataloader = loader

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -188,13 +189,16 @@ def order_callbacks(trainer: Trainer, callback: TrainerCallback) -> None:
     handler.callbacks = [*others[:position], callback, *others[position:], RunsLast(callback, trainer)]
 
 
-def added_by_log(logged: Mapping[str, Any], metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of an evaluation that only its log has."""
-    return {
-        key: value
-        for key, value in logged.items()
-        if key.startswith("eval_") and key not in metrics and isinstance(value, (int, float))
-    }
+def added_by_log(logged: Mapping[str, Any], metrics: Mapping[str, float], score: Score) -> dict[str, float]:
+    """The metrics of an evaluation that only its log has.
+
+    A trainer may report None where no example of the evaluation has a value, as GRPO does for a reward. What the score
+    uses is then not a number; of a function, it is unknown what it uses.
+    """
+    added = {key: value for key, value in logged.items() if key.startswith("eval_") and key not in metrics}
+    missing = [key for key, value in added.items() if value is None and (key in score.keys or not score.keys)]
+    numbers = {key: value for key, value in added.items() if isinstance(value, (int, float))}
+    return numbers | dict.fromkeys(missing, math.nan)
 
 
 def evaluation_subset(trainer: Trainer, size: int | float) -> Any:

@@ -73,6 +73,62 @@ def test_an_evaluation_of_its_own_takes_nothing_from_the_next_log_of_training(tm
     assert goodness(True) == goodness(False)
 
 
+class BufferedOfMany(Buffered):
+    """Reports None for a single batch, as GRPO does where a reward has no value for any example."""
+
+    def log(self, logs, start_time=None):
+        few = len(self.seen[self.model.training]) < 2
+        super().log(logs, start_time)
+        if few and "eval_goodness" in self.state.log_history[-1]:
+            self.state.log_history[-1]["eval_goodness"] = None
+
+
+@pytest.mark.parametrize("metric", ["goodness", lambda metrics: metrics["eval_goodness"]])
+def test_a_metric_without_a_value_for_a_few_examples_is_not_refused(metric, tmp_path):
+    trainer = BufferedOfMany(
+        ConvNet(),
+        TrainingArguments(str(tmp_path), **SETTINGS | {"num_train_epochs": 1, "per_device_eval_batch_size": 8}),
+        train_dataset=image_data(24, seed=1),
+        eval_dataset=image_data(16, seed=2),
+    )
+    trainer.add_callback(callback := ASWACallback(trainer, metric=metric))
+    trainer.train()
+    (record,) = callback.strategies["aswa"].trajectory
+    (measured,) = [entry["eval_goodness"] for entry in trainer.state.log_history if "eval_goodness" in entry]
+    assert record.running_score == measured
+
+
+def test_a_metric_without_a_value_is_not_a_number(tmp_path):
+    trainer = BufferedOfMany(
+        ConvNet(),
+        TrainingArguments(str(tmp_path), **SETTINGS | {"num_train_epochs": 1, "per_device_eval_batch_size": 16}),
+        train_dataset=image_data(24, seed=1),
+        eval_dataset=image_data(16, seed=2),
+    )
+    trainer.add_callback(callback := ASWACallback(trainer, metric="goodness"))
+    with pytest.warns(UserWarning, match="score of the running model is nan"):
+        trainer.train()
+    assert callback.strategies["aswa"].members == 0
+
+
+def test_a_function_that_is_not_defined_for_a_few_examples_is_not_refused(tmp_path):
+    calls = []
+
+    def ratio(metrics):
+        calls.append(metrics["eval_goodness"])
+        return 1 / (len(calls) - 1)
+
+    trainer = Buffered(
+        ConvNet(),
+        TrainingArguments(str(tmp_path), **SETTINGS | {"num_train_epochs": 1}),
+        train_dataset=image_data(24, seed=1),
+        eval_dataset=image_data(16, seed=2),
+    )
+    trainer.add_callback(callback := ASWACallback(trainer, metric=ratio))
+    trainer.train()
+    assert [record.running_score for record in callback.strategies["aswa"].trajectory] == [1.0]
+
+
 # ---- TRL itself ----
 
 pytestmark = pytest.mark.filterwarnings("default")  # of TRL and what it imports
