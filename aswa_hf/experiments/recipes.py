@@ -23,6 +23,7 @@ from aswa_hf.experiments.settings import KGERun
 
 FOLDER = Path(__file__).parent / "recipes"
 REACHED = FOLDER / "reached.json"
+DEEPEST = 10  # levels of a file of recipes; three are needed
 PARTS = ("about", "settings", "published")
 
 
@@ -101,9 +102,14 @@ def read_recipes(path: Path) -> Iterator[Recipe]:
     """The recipes of a file; raises ValueError with the file and the field if one is invalid."""
     try:
         text = path.read_text(encoding="utf-8")
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-            # A few of them can stand for more text than fits into memory.
-            raise ValueError("it has aliases (*name). Write the values themselves.")
+        depth = 0
+        for event in yaml.parse(text, yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent):
+                # A few of them can stand for more text than fits into memory.
+                raise ValueError("it has aliases (*name). Write the values themselves.")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEEPEST:  # takes the square of the depth in time
+                raise ValueError("it is nested too deeply. Expected names of recipes with settings.")
         content = yaml.safe_load(text)
     except FileNotFoundError:
         raise ValueError(f"There is no file of recipes {path}.{nearest_path(path)}") from None
