@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +35,13 @@ class NoAnswerError(HubError, OfflineModeIsEnabled):
     """Raised instead of the library's timeout, which it would wait for five more times.
 
     To the library it means that there is no Hub: a download takes what is in the cache.
+    """
+
+
+class UnreachableError(NoAnswerError):
+    """Raised if the server's name cannot be resolved, or there is no way to it, which the library would try six times.
+
+    A push, which may be left alone for hours, tries again; whoever waits for a download is told at once.
     """
 
 
@@ -114,6 +123,8 @@ class _Watch:
         error = info.get("exception")
         if event.endswith(".failed") and type(error).__name__.endswith("Timeout"):
             raise NoAnswerError(f"no answer to {self.request} for {self.timeout:g} s")
+        if event.endswith("connect_tcp.failed") and error is not None and _is_unreachable(error):
+            raise UnreachableError(f"{self.request} could not be sent ({error}): check the network connection")
 
 
 @dataclass(frozen=True)
@@ -156,9 +167,23 @@ def is_passing(error: Exception) -> bool:
     status = status_of(error)
     if status is not None:
         return status in PASSING
+    if isinstance(error, UnreachableError):
+        return True
     # Errors of httpx have no base class common to all versions of huggingface_hub.
     names = {kind.__name__ for kind in type(error).__mro__}
     return bool(names & {"NetworkError", "RemoteProtocolError"})
+
+
+def _is_unreachable(error: BaseException) -> bool:
+    """Returns whether a connection failed because the name of the server is unknown, or there is no network."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, socket.gaierror):
+            return True
+        if isinstance(cause, OSError) and cause.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
 
 
 def status_of(error: BaseException) -> int | None:

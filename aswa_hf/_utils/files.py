@@ -199,10 +199,11 @@ def nearest_path(path: str | os.PathLike[str]) -> str:
     return f" Did you mean {path.parent / nearest[0]}?" if nearest else ""
 
 
-def refuse_mistyped(name: str | os.PathLike[str]) -> None:
+def refuse_mistyped(name: str | os.PathLike[str], *, owner: bool = True) -> None:
     """Raises FileNotFoundError for a path that does not exist and cannot be meant as a Hub repository.
 
-    Asking the Hub for it would take long, and say less.
+    Asking the Hub for it would take long, and say less. Models have an `owner` (`user/model`); some old datasets have
+    none.
     """
     path = Path(name).expanduser()
     if path.exists():
@@ -213,8 +214,9 @@ def refuse_mistyped(name: str | os.PathLike[str]) -> None:
     if len(path.parts) == 2 and path.parent.is_dir():
         hint = hint or f" It holds {', '.join(_names_in(path.parent)[:10]) or 'nothing'}."
         raise FileNotFoundError(f"There is no {path.name!r} in the folder {path.parent}.{hint}")
-    if len(path.parts) == 1 and hint:
-        raise FileNotFoundError(f"There is no folder {path}.{hint}")
+    if len(path.parts) < 2 and (owner or hint):
+        expected = "" if hint or not owner else " Expected a folder, or a repository on the Hub like user/model."
+        raise FileNotFoundError(f"There is no folder {str(name)!r}.{hint}{expected}")
 
 
 def _names_in(folder: Path) -> list[str]:

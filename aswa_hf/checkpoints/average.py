@@ -19,6 +19,7 @@ from aswa_hf.checkpoints.rules import BY_VALIDATION, RULES, Ensemble, written
 from aswa_hf.checkpoints.sources import Paths, find_checkpoints
 from aswa_hf.checkpoints.streaming import Checkpoint
 from aswa_hf.experiments.evaluation import Evaluation, find_evaluation
+from aswa_hf.run_folder import ADAPTER_CONFIG, CONFIG
 from aswa_hf.strategies import BATCHNORM_POLICIES
 
 Progress = Callable[[str, int, int], None]
@@ -68,6 +69,8 @@ def average_checkpoints(
         refuse_used(Path(output))
     steps = _Steps(progress)
     found = find_checkpoints(checkpoints, revisions, report=steps)
+    if load is None:
+        _check_configs(found)
     if strategy in ("swa", "wsm"):
         rules.first_included(start, len(found))
     known = _known_evaluation(found, strategy, dataset) if evaluate is None else None
@@ -125,6 +128,18 @@ def _checked(strategy: str, decay: float, batchnorm: str | None, evaluate: Any) 
     if evaluate is not None and not callable(evaluate):
         raise TypeError(f"evaluate must be a function of the model, got {type(evaluate).__name__}.")
     return name, options
+
+
+def _check_configs(found: Sequence[Checkpoint]) -> None:
+    """Raises ValueError if some checkpoints have a config and others do not, so that they cannot be loaded alike."""
+    for name in (CONFIG, ADAPTER_CONFIG):
+        having = [one for one in found if one.folder is not None and (one.folder / name).is_file()]
+        if without := next((one for one in found if having and one not in having), None):
+            place = without.folder or without.files[0]
+            raise ValueError(
+                f"{place} has no {name}, but {having[0].folder} has one: they cannot be loaded alike. If they are of "
+                f"one model, copy {name} beside the weights that lack it."
+            )
 
 
 def _known_evaluation(found: Sequence[Checkpoint], strategy: str, dataset: str | None) -> Evaluation | None:

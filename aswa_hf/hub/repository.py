@@ -12,7 +12,7 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # exported, but not in __all__
 
-from aswa_hf._utils.files import make_folder, nearest_path, read_object, write_json, write_text
+from aswa_hf._utils.files import make_folder, nearest_path, read_object, refuse_mistyped, write_json, write_text
 from aswa_hf._utils.paths import check_inside
 from aswa_hf._utils.pretrained import load_strictly
 from aswa_hf._utils.random_state import preserved_rng
@@ -355,6 +355,7 @@ def read_history(
     path_or_repo: str | Path, *, revision: str | None = None, **options: Any
 ) -> tuple[dict[str, Trajectory], dict[str, Any]]:
     """Returns the decisions of a run by strategy, and its other data, from its folder or a Hub repository."""
+    refuse_mistyped(path_or_repo)
     path = Path(path_or_repo) / TRAJECTORY
     if not Path(path_or_repo).is_dir():
         try:

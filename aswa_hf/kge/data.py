@@ -198,7 +198,7 @@ def load_kg(
     if not os.fspath(name_or_path) or (not path.is_dir() and (path.is_absolute() or len(path.parts) > 2)):
         # This cannot be a name on the Hub; a request, repeated five times, would only take time.
         raise ValueError(_NOT_FOUND.format(str(name_or_path), "there is no such folder") + nearest_path(path))
-    refuse_mistyped(path)
+    refuse_mistyped(path, owner=False)
     if os.path.lexists(path / ABOUT):  # whatever it is: without it the numbers would be taken for labels
         return NumberedGraph(path)
     if path.is_dir() and any(_split_files(path).values()):

@@ -124,7 +124,7 @@ def _read(name_or_path: str | os.PathLike[str], revision: str | None, cache_dir:
             f"Found no folder {name!r}. Expected one with train.parquet and test.parquet, or with train/<class>/ and "
             f"test/<class>/ full of images; or a dataset on the Hub like uoft-cs/cifar10.{nearest_path(path)}"
         )
-    refuse_mistyped(path)
+    refuse_mistyped(path, owner=False)
     try:
         if on_disk:
             _check_parquet(path)

@@ -212,6 +212,18 @@ def test_bad_input_is_one_line(arguments, message, trainer_folder, run_here, tmp
     assert [path.name for path in tmp_path.iterdir()] == ["here.txt"]
 
 
+def test_weights_without_the_config_that_others_have_are_refused(kge_run, run_here, tmp_path):
+    run = kge_run / "seed-0"
+    (tmp_path / "plain").mkdir()
+    shutil.copy(run / "model.safetensors", tmp_path / "plain")
+    for arguments in ([run, "plain"], ["plain", run], [run, "plain", "--strategy", "uniform"]):
+        status, out, err = run_here(*arguments, "-o", "out")
+        assert (status, out) == (1, "")
+        (line,) = err.splitlines()
+        assert line.startswith(f"aswa-hf: plain has no config.json, but {run} has one: ")
+    assert [path.name for path in tmp_path.iterdir()] == ["plain"]
+
+
 def test_a_process_of_its_own_names_the_truncated_file(trainer_folder, tmp_path):
     shutil.copytree(trainer_folder, tmp_path / "run")
     file = tmp_path / "run" / "checkpoint-3" / "model.safetensors"

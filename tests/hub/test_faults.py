@@ -6,6 +6,7 @@ import itertools
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -235,3 +236,29 @@ def test_reading_from_a_hub_that_stops_answering_ends_without_repetition(hub, ca
     assert "Waiting for the Hub to answer HEAD" in caplog.text
     paths = [(request.method, request.path) for request in hub.log if "/user/model" in request.path]
     assert sorted(set(paths)) == sorted(paths)  # each was sent once
+
+
+@pytest.mark.parametrize("cause", [socket.gaierror(-2, "Name or service not known"), OSError(101, "unreachable")])
+def test_without_a_network_a_download_ends_at_once_and_a_push_is_tried_again(
+    cause, caplog, monkeypatch, run, tmp_path
+):
+    tried = []
+
+    def connect(*_, **__):
+        tried.append(1)
+        raise cause
+
+    monkeypatch.setattr("socket.create_connection", connect)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(OSError, match="Found no link predictor at 'user/model'"):
+        LinkPredictor.from_pretrained("user/model")
+    assert len(tried) == 1
+    with pytest.raises(OSError, match=r"Could not download user/model@v1 .* could not be sent .*check the network"):
+        average_checkpoints("user/model@v1,v2", strategy="uniform")
+    assert len(tried) == 2
+    assert caplog.text == ""
+    monkeypatch.setattr("aswa_hf.hub_requests.WAITS", (0.0, 0.0))
+    with pytest.raises(HubError, match="check the network connection"):
+        push_to_hub(run, "user/model", token=TOKEN)
+    assert len(tried) == 5
