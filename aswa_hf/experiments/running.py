@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -34,6 +35,7 @@ from aswa_hf.run_folder import (
     RESULTS,
     SETTINGS,
     checkpoint_folder,
+    checkpoints,
     commit_run,
     epochs_done,
     last_trainer_checkpoint,
@@ -248,6 +250,10 @@ def train_to_the_end(
                     "space, and resume with --resume."
                 ) from error
             raise
+    if trainer.args.should_save and (limit := trainer.args.save_total_limit):
+        # The Trainer deletes older ones when it saves; a run that was killed then may have nothing more to save.
+        for older in checkpoints(folder)[:-limit]:
+            shutil.rmtree(older)
 
 
 def train_and_evaluate(

@@ -212,6 +212,18 @@ def test_bad_input_is_one_line(arguments, message, trainer_folder, run_here, tmp
     assert [path.name for path in tmp_path.iterdir()] == ["here.txt"]
 
 
+def test_an_older_checkpoint_that_a_killed_run_was_deleting_is_removed_by_the_resumed_one(tmp_path):
+    run = KGERun(dataset="countries", model="distmult", dim=4, epochs=2, strategies=("aswa",))
+    train_kge(run, tmp_path / "run")
+    (last,) = (tmp_path / "run").glob("checkpoint-*")
+    (tmp_path / "run" / "results.json").unlink()
+    (tmp_path / "run" / "aswa" / "commit.json").unlink()
+    (tmp_path / "run" / "checkpoint-1").mkdir()
+    shutil.copy(last / "trainer_state.json", tmp_path / "run" / "checkpoint-1")
+    train_kge(run, tmp_path / "run", resume=True)
+    assert list((tmp_path / "run").glob("checkpoint-*")) == [last]
+
+
 def test_weights_without_the_config_that_others_have_are_refused(kge_run, run_here, tmp_path):
     run = kge_run / "seed-0"
     (tmp_path / "plain").mkdir()
