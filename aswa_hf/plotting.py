@@ -119,10 +119,17 @@ def _focus(axis: Any, trajectory: Trajectory, others: Iterable[Trajectory]) -> N
 
 
 def draw_comparison(
-    rows: Sequence[tuple[str, ...]], columns: Mapping[str, Sequence[Estimate | None]], label: str
+    rows: Sequence[tuple[str, ...]],
+    columns: Mapping[str, Sequence[Estimate | None]],
+    label: str,
+    *,
+    narrow: bool = False,
 ) -> Any:
-    """Draws a metric of every strategy (column) on every dataset and model (row): mean ± standard deviation."""
-    figure, axis = _rows_figure(len(rows), height=0.4, margin=1.3)
+    """Draws a metric of every strategy (column) on every dataset and model (row): mean ± standard deviation.
+
+    `narrow` is for phones: half as wide with letters of the same size.
+    """
+    figure, axis = _rows_figure(len(rows), height=0.6 if narrow else 0.4, margin=1.6 if narrow else 1.3, narrow=narrow)
     for place, (name, estimates) in enumerate(columns.items()):
         shift = 0.56 * ((place + 0.5) / len(columns) - 0.5)
         color, marker = strategy_style(name)
@@ -144,8 +151,8 @@ def draw_comparison(
             )
     for row, (above, below) in enumerate(pairwise(rows)):
         axis.axhline(row + 0.5, color="0.9" if above[0] == below[0] else "0.5", lw=0.8, zorder=1)
-    _finish_rows(axis, [" · ".join(filter(None, row)) for row in rows], label)
-    figure.legend(fontsize=9, loc="outside upper center", ncols=6, frameon=False)
+    _finish_rows(axis, [("\n" if narrow else " · ").join(filter(None, row)) for row in rows], label)
+    figure.legend(fontsize=9, loc="outside upper center", ncols=3 if narrow else 6, frameon=False)
     return figure
 
 
@@ -173,7 +180,10 @@ def draw_panels(rows: Sequence[Sequence[Panel]]) -> Any:
 
     figure = Figure(figsize=(4.6 * len(rows[0]), 3.3 * len(rows)), layout="constrained")
     axes = figure.subplots(len(rows), len(rows[0]), squeeze=False)
-    for axis, panel in zip(axes.flat, (panel for row in rows for panel in row), strict=True):
+    panels = [panel for row in rows for panel in row]
+    for axis in axes.flat[len(panels) :]:  # the last row may be shorter
+        axis.set_axis_off()
+    for axis, panel in zip(axes.flat, panels, strict=False):
         for name, curve in panel.curves.items():
             if not curve:
                 continue
@@ -207,9 +217,9 @@ def draw_panels(rows: Sequence[Sequence[Panel]]) -> Any:
     return figure
 
 
-def draw_gains(rows: Mapping[str, tuple[Sequence[float], float]], label: str) -> Any:
+def draw_gains(rows: Mapping[str, tuple[Sequence[float], float]], label: str, *, narrow: bool = False) -> Any:
     """Draws the gains over each other strategy: one dot per dataset and model, and a bar at the given median."""
-    figure, axis = _rows_figure(len(rows), height=0.5, margin=1.1)
+    figure, axis = _rows_figure(len(rows), height=0.5, margin=1.1, narrow=narrow)
     for row, (gains, median) in enumerate(rows.values()):
         values = sorted(gains)
         # Neighbouring dots are shifted up and down, always in the same way.
@@ -218,14 +228,14 @@ def draw_gains(rows: Mapping[str, tuple[Sequence[float], float]], label: str) ->
         axis.scatter(values, heights, c=colors, s=30, alpha=0.8, linewidths=0, zorder=3)
         axis.plot([median] * 2, [row - 0.32, row + 0.32], color="0.15", lw=2, zorder=4)
     axis.axvline(0, color="0.3", lw=1)
-    _finish_rows(axis, [f"over {other}" for other in rows], label)
+    _finish_rows(axis, [f"over {other}" for other in rows], label.replace(" (", "\n(") if narrow else label)
     return figure
 
 
-def _rows_figure(rows: int, *, height: float, margin: float) -> tuple[Any, Any]:
+def _rows_figure(rows: int, *, height: float, margin: float, narrow: bool) -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8.2, margin + height * rows), layout="constrained")
+    figure = Figure(figsize=(4.0 if narrow else 8.2, margin + height * rows), layout="constrained")
     return figure, figure.subplots()
 
 
@@ -244,12 +254,15 @@ def as_png(figure: Any) -> bytes:
     return buffer.getvalue()
 
 
-def as_svg(figure: Any) -> str:
-    """Returns a figure as an SVG element for an HTML page, with its text as text."""
+def as_svg(figure: Any, salt: str = "aswa") -> str:
+    """Returns a figure as an SVG element for an HTML page, with its text as text.
+
+    `salt` tells its identifiers from those of another one in the same page.
+    """
     import matplotlib
 
     buffer = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "aswa", "font.family": "sans-serif"}):
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt, "font.family": "sans-serif"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
     return text[text.index("<svg") :]

@@ -27,6 +27,8 @@ STRATEGIES = {
     "fge": (VERMILION, "P"),
 }
 OTHER_STRATEGY = ("#44475a", "X")
+# Strategies that share the color of all others differ in marker.
+OTHER_MARKERS = {"best-ema": "<", "lawa": ">", "bema": "p", "swad": "*", "swad-max": "h", "power-ema": "8"}
 
 # Color, marker and label of each decision.
 DECISIONS = {
@@ -99,4 +101,5 @@ def css_colors(light: str = ":root", dark: str | None = None) -> str:
 
 def strategy_style(name: str) -> tuple[str, str]:
     """Returns color and marker of a strategy."""
-    return STRATEGIES.get(name, OTHER_STRATEGY)
+    color, marker = OTHER_STRATEGY
+    return STRATEGIES.get(name) or (color, OTHER_MARKERS.get(name, marker))

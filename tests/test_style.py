@@ -51,7 +51,8 @@ def test_strategies_and_decisions_have_colors_that_can_be_told_apart(sight):
 
 
 def test_no_two_strategies_or_decisions_share_a_marker():
-    markers = [marker for _, marker in (*style.STRATEGIES.values(), style.OTHER_STRATEGY)]
+    names = (*style.STRATEGIES, *style.OTHER_MARKERS, "another")
+    markers = [style.strategy_style(name)[1] for name in names]
     assert len(set(markers)) == len(markers)
     assert len({marker for _, marker, _ in style.DECISIONS.values()}) == len(Decision)
 

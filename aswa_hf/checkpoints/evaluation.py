@@ -42,8 +42,13 @@ def load_model(checkpoint: Checkpoint) -> Any:
     return load_strictly(load, folder).eval()
 
 
-def evaluate_images(run: Path, split: str, dataset: str | None = None) -> dict[str, float]:
-    """The metrics of the classifier in the folder of a run of images on a split of its dataset."""
+def evaluate_images(
+    run: Path, split: str, dataset: str | None = None, track: Callable[[Any], Any] = iter
+) -> dict[str, float]:
+    """The metrics of the classifier in the folder of a run of images on a split of its dataset.
+
+    `track` iterates over the batches, and may show progress.
+    """
     check_choice("--split", split, SPLITS)
     checkpoint = checkpoint_in(run)
     checkpoint.check_finite()
@@ -52,7 +57,7 @@ def evaluate_images(run: Path, split: str, dataset: str | None = None) -> dict[s
     known = find_evaluation([run], dataset)
     if known is None:
         raise ValueError(f"{run} is not a run of `aswa-hf train`: its dataset is unknown.")
-    return known.measure(load_model(checkpoint), split)
+    return known.measure(load_model(checkpoint), split, track)
 
 
 def _loader(config: Mapping[str, Any]) -> Any:

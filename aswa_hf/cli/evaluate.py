@@ -73,10 +73,14 @@ def evaluate(
         for flag, value in (("--queries", queries), ("--strategies", strategies)):
             if value is not None:
                 raise ValueError(f"{flag} is for knowledge graphs; {model} is a run of images.")
-        with loading(model):
+        with loading(model) as loaded:
             from aswa_hf.checkpoints.evaluation import evaluate_images
 
-            metrics = evaluate_images(Path(model), split, dataset)
+            def track(batches: Any) -> Any:
+                loaded()
+                return tracked(batches, "evaluating", len(batches))
+
+            metrics = evaluate_images(Path(model), split, dataset, track)
         _show(metrics, as_json)
         return
     own = dataset is None and run is not None  # then its size is known too
@@ -105,14 +109,15 @@ def evaluate(
         predictor = LinkPredictor.from_pretrained(model, kg=kg)
     query_set = None if queries is None else _queries(queries, kg, per_shape, seed)
 
-    def measured() -> dict[str, Any]:
+    def measured(track: Any = iter) -> dict[str, Any]:
         if query_set is None:
-            return evaluate_link_prediction(predictor.model, kg, split, batch_size)  # type: ignore[arg-type]
-        return evaluate_queries(predictor, query_set, beam=beam, tnorm=tnorm, truth=truth, batch_size=batch_size)
+            return evaluate_link_prediction(predictor.model, kg, split, batch_size, track=track)  # type: ignore[arg-type]
+        options: dict[str, Any] = {"beam": beam, "tnorm": tnorm, "truth": truth, "batch_size": batch_size}
+        return evaluate_queries(predictor, query_set, track=track, **options)
 
     found: dict[str, Any]
     if strategies is None:
-        found = measured()
+        found = measured(lambda batches: tracked(batches, "evaluating", len(batches)))
     else:
         if (checkpoint := strategy_weights(Path(model)).parent.parent) != Path(model):
             typer.echo(f"These are the weights in {checkpoint.name}, before the decision of its own epoch.", err=True)

@@ -24,17 +24,25 @@ METAVARS = {int: "N", float: "X", str: "NAME", tuple: "NAMES", bool: ""}
 
 
 @contextmanager
-def loading(what: str) -> Iterator[None]:
-    """Says what is being loaded, on a terminal, until it is: importing the libraries alone takes seconds."""
+def loading(what: str) -> Iterator[Callable[[], None]]:
+    """Says what is being loaded, on a terminal, until it is: importing the libraries alone takes seconds.
+
+    Yields a function that clears the line before the end.
+    """
     shown = sys.stderr.isatty()
     if shown:
         sys.stderr.write(f"loading {what} …")
         sys.stderr.flush()
-    try:
-        yield
-    finally:
+
+    def clear() -> None:
         if shown:
-            sys.stderr.write("\r\x1b[K")  # clears the line
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+    try:
+        yield clear
+    finally:
+        clear()
 
 
 @contextmanager

@@ -39,8 +39,8 @@ class Evaluation:
     metric: str
     score: Callable[[Any], Any]
     """The validation score of a model."""
-    measure: Callable[[Any, str], dict[str, float]]
-    """The metrics of a model on a split."""
+    measure: Callable[..., dict[str, float]]
+    """The metrics of a model on a split; a third argument iterates over the batches, and may show progress."""
     batches: Batches | None = None
     bn_batches: int | None = None
     about: dict[str, Any] = field(default_factory=dict)
@@ -126,7 +126,7 @@ def _link_prediction(folder: Path | None, run: KGERun | None, expected: Mapping[
     vocab = KGVocab.from_pretrained(folder or "")
     if (vocab.entities, vocab.relations) != (kg.vocab.entities, kg.vocab.relations):
         raise ValueError(f"{source!r} has other entities or relations than the checkpoints were trained on.")
-    measure = partial(_on_device, lambda model, split: evaluate_link_prediction(model, kg, split))
+    measure = partial(_on_device, lambda model, split, track: evaluate_link_prediction(model, kg, split, track=track))
     about: dict[str, Any] = {"task": KGERun.task, "dataset": kg.name, "model": run.model if run else None}
     return _evaluation(KGERun.metric, measure, about=about | _numbers_of(run))
 
@@ -153,7 +153,7 @@ def _images(run: ImageRun, expected: Mapping[str, int], source: str) -> Evaluati
     }
     loaders = {split: DataLoader(images[split], batch_size=250, collate_fn=as_it_is) for split in SPLITS}
     train = DataLoader(images["train"], batch_size=run.batch_size, shuffle=True, collate_fn=as_it_is)
-    measure = partial(_on_device, lambda model, split: _classification(model, loaders[split]))
+    measure = partial(_on_device, lambda model, split, track: _classification(model, loaders[split], track))
     about = {"task": run.task, "dataset": run.dataset_name, "model": run.model}
     return _evaluation(run.metric, measure, about=about | _numbers_of(run), batches=train, bn_batches=run.bn_batches)
 
@@ -169,20 +169,20 @@ def _evaluation(metric: str, measure: Any, **options: Any) -> Evaluation:
     return Evaluation(metric, score, measure, **options)
 
 
-def _on_device(measure: Any, model: Any, split: str) -> dict[str, float]:
+def _on_device(measure: Any, model: Any, split: str, track: Any = iter) -> dict[str, float]:
     import torch
 
-    found: dict[str, float] = measure(model.to("cuda" if torch.cuda.is_available() else "cpu"), split)
+    found: dict[str, float] = measure(model.to("cuda" if torch.cuda.is_available() else "cpu"), split, track)
     return found
 
 
-def _classification(model: Any, loader: Any) -> dict[str, float]:
+def _classification(model: Any, loader: Any, track: Any) -> dict[str, float]:
     import torch
 
     correct, loss, seen = 0.0, 0.0, 0
     device = next(model.parameters()).device
     with torch.no_grad():
-        for batch in loader:
+        for batch in track(loader):
             labels = batch["labels"].to(device)
             logits = model(batch["pixel_values"].to(device)).logits.float()
             correct += float((logits.argmax(-1) == labels).sum())

@@ -25,10 +25,13 @@ def progress_bar(console: Console) -> Progress:
 
 
 class OnStep(TrainerCallback):
-    """Calls a function with the number of optimizer steps done and their total, at the start and after each step."""
+    """Calls a function with the number of optimizer steps done and their total, at the start and after each step.
 
-    def __init__(self, report: Callable[[int, int], None]):
-        self.report = report
+    `say` is called with the score of the ensemble, as words, whenever `decisions_shown` sees a decision.
+    """
+
+    def __init__(self, report: Callable[[int, int], None], say: Callable[[str], object] = str):
+        self.report, self.say = report, say
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.report(state.global_step, state.max_steps)
@@ -38,16 +41,19 @@ class OnStep(TrainerCallback):
 
 
 @contextmanager
-def steps_shown(trainer: Trainer, console: Console, description: str = "steps") -> Iterator[Callable[[str], None]]:
-    """Shows a progress bar instead of the Trainer's own output; yields a function that adds words to its name."""
+def steps_shown(trainer: Trainer, console: Console, description: str = "steps") -> Iterator[None]:
+    """Shows a progress bar instead of the Trainer's own output."""
     progress = progress_bar(console)
     task = progress.add_task(description, total=None)
-    bar = OnStep(lambda done, total: progress.update(task, completed=done, total=total))
+    bar = OnStep(
+        lambda done, total: progress.update(task, completed=done, total=total),
+        lambda words: progress.update(task, description=f"{description}{words}"),
+    )
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(bar)
     try:
         with progress:
-            yield lambda words: progress.update(task, description=f"{description}{words}")
+            yield
     finally:
         trainer.remove_callback(bar)
 
@@ -60,14 +66,15 @@ def decisions_shown(
     width = len(str(int(trainer.args.num_train_epochs)))
 
     class Decisions(TrainerCallback):
-        say: Callable[[str], object] = staticmethod(str)  # until there is a bar
-
         def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             strategy = callback.strategies.get("aswa") or next(iter(callback.strategies.values()))
             record = strategy.trajectory[-1]
             decision = record.decision.value
             if record.score is not None:  # ASWA's score never falls, so its last one is the best so far
-                self.say(f", {callback.score.label} {100 * record.score:.2f} %")
+                words = f", {callback.score.label} {100 * record.score:.2f} %"
+                for bar in trainer.callback_handler.callbacks:
+                    if isinstance(bar, OnStep):
+                        bar.say(words)
             if show == "none" or (show == "changes" and decision == "reject"):
                 return
             console.print(
@@ -79,8 +86,7 @@ def decisions_shown(
     decisions = Decisions()
     trainer.add_callback(decisions)
     try:
-        with steps_shown(trainer, console) as say:
-            decisions.say = say
+        with steps_shown(trainer, console):
             yield
     finally:
         trainer.remove_callback(decisions)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from aswa_hf.kge.data import KnowledgeGraph
     from aswa_hf.kge.modeling_kge import KGEModel
 
+# A function that iterates over batches, and may show progress.
+Track = Callable[[Sequence[Any]], Iterable[Any]]
 # Scores computed at a time by default: on a CPU, as many as fit into its cache.
 SCORES_ON_CPU = 1 << 21
 SCORES_ON_DEVICE = 1 << 24
@@ -33,11 +35,14 @@ def evaluate_link_prediction(
     split: str = "test",
     batch_size: int | None = None,
     ks: Sequence[int] = (1, 3, 10),
+    *,
+    track: Track = iter,
 ) -> dict[str, float]:
     """MRR, Hits@k and mean rank of the triples of a split, each ranked once by its head and once by its tail.
 
     A candidate that forms another true triple (of any split) is left out of the ranking; candidates with the same
-    score share their mean rank. `batch_size` is the number of queries scored at a time and bounds the memory.
+    score share their mean rank. `batch_size` is the number of queries scored at a time and bounds the memory. `track`
+    iterates over the batches it is given and may show progress, as `tqdm.tqdm` does.
     """
     if split not in kg:
         raise ValueError(f"There is no split {split!r}. Choose one of {', '.join(kg)}.")
@@ -50,7 +55,7 @@ def evaluate_link_prediction(
             f"The model has {sizes[0]} entities and {sizes[1]} relations, the graph {kg.num_entities} and "
             f"{kg.num_relations}: evaluate it on the graph it was trained on."
         )
-    ranks = rank_triples(model, kg, split, batch_size)
+    ranks = rank_triples(model, kg, split, batch_size, track)
     if len(ranks) == 0:
         raise ValueError(f"The split {split!r} has no triples to rank.")
     metrics = {"mrr": (1 / ranks).mean().item()}
@@ -59,7 +64,9 @@ def evaluate_link_prediction(
 
 
 @torch.no_grad()
-def rank_triples(model: KGEModel, kg: KnowledgeGraph, split: str, batch_size: int | None = None) -> Tensor:
+def rank_triples(
+    model: KGEModel, kg: KnowledgeGraph, split: str, batch_size: int | None = None, track: Track = iter
+) -> Tensor:
     """The filtered ranks of all triples of a split, by tail and by head, in no particular order."""
     queries, known, known_rows = _index(kg, split)
     on_cpu = model.entity_embeddings.weight.device.type == "cpu"
@@ -73,7 +80,7 @@ def rank_triples(model: KGEModel, kg: KnowledgeGraph, split: str, batch_size: in
     model.eval()
     try:
         ranks = []
-        for start in range(0, len(queries), rows_at_a_time):
+        for start in track(range(0, len(queries), rows_at_a_time)):
             rows = np.arange(start, min(start + rows_at_a_time, len(queries)))
             heads, by = queries.heads[rows], queries.relations[rows]
             answers = *queries.take(rows), *known.take(known_rows[rows])

@@ -171,7 +171,7 @@ def _jobs(task: Task) -> list[tuple[str, Callable[[], Any], Callable[[Any], str]
     """Returns the plots to draw: the file, the function that draws it, and the one that shows it in the page."""
     jobs: list[tuple[str, Callable[[], Any], Callable[[Any], str]]] = []
 
-    def add(key: str, name: str, draw: Callable[[], Any], show: Callable[[Any], str] = as_svg) -> None:
+    def add(key: str, name: str, draw: Callable[[], Any], show: Callable[[Any], str]) -> None:
         taken = set(task.pictures.values())
         stem = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
         file = next(f for i in range(1, len(taken) + 2) if (f := f"{stem}{f'-{i}' if i > 1 else ''}.png") not in taken)
@@ -179,9 +179,11 @@ def _jobs(task: Task) -> list[tuple[str, Callable[[], Any], Callable[[Any], str]
         jobs.append((file, draw, show))
 
     if task.unseen_split:
-        add("comparison", f"{task.name} comparison", partial(_draw_comparison, task))
+        draw = partial(_draw_comparison, task)
+        add("comparison", f"{task.name} comparison", draw, partial(_wide_and_narrow, draw))
     if task.tested and task.metric in task.comparisons:
-        add("gains", f"{task.name} gains", partial(_draw_gains, task))
+        draw = partial(_draw_gains, task)
+        add("gains", f"{task.name} gains", draw, partial(_wide_and_narrow, draw))
     for run in task.runs:
         if run.trajectories:
             seed = "" if run.seed is None else run.seed
@@ -190,24 +192,31 @@ def _jobs(task: Task) -> list[tuple[str, Callable[[], Any], Callable[[Any], str]
     return jobs
 
 
+def _wide_and_narrow(draw: Callable[..., Any], figure: Any) -> str:
+    """A plot twice: for phones half as wide, so that its letters can be read there; the page shows one of them."""
+    narrow = as_svg(draw(narrow=True), salt="aswa-narrow")
+    return f'<div class="on-wide">{as_svg(figure)}</div><div class="on-narrow">{narrow}</div>'
+
+
 def _explained(run: MeasuredRun, _figure: Any) -> str:
     """The trajectory as the page shows it: each decision with its reason."""
     better = run.metric not in run.lower
-    return trajectory_svg(run.trajectories, metric=run.metric, greater_is_better=better, panel=False, width=520)
+    return trajectory_svg(run.trajectories, metric=run.metric, greater_is_better=better, panel=False, width=360)
 
 
-def _draw_comparison(task: Task) -> Any:
+def _draw_comparison(task: Task, *, narrow: bool = False) -> Any:
     def column(name: str) -> list[tuple[float, float] | None]:
         found = [task.spread(pair, name, str(task.unseen_split), task.metric) for pair in task.counted]
         return [(one.mean, one.std or 0.0) if one else None for one in found]
 
     columns = {name: column(name) for name in task.strategies}
-    return draw_comparison(list(task.counted), columns, f"{task.unseen_split} {task.metric}")
+    return draw_comparison(list(task.counted), columns, f"{task.unseen_split} {task.metric}", narrow=narrow)
 
 
-def _draw_gains(task: Task) -> Any:
+def _draw_gains(task: Task, *, narrow: bool = False) -> Any:
     rows = {one.other: (list(one.gains.values()), one.median) for one in task.comparisons[task.metric]}
-    return draw_gains(rows, f"gain of ASWA in {task.unseen_split} {task.metric} (left of 0: ASWA is worse)")
+    label = f"gain of ASWA in {task.unseen_split} {task.metric} (left of 0: ASWA is worse)"
+    return draw_gains(rows, label, narrow=narrow)
 
 
 def decision_summary(run: MeasuredRun) -> dict[str, Any]:

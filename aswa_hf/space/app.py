@@ -213,8 +213,14 @@ def _hops(links: Links) -> None:
         return act
 
     changed = [state, shown, message]
-    # Clicks come one after the other: of two at the same time the second would not see what the first has changed.
-    in_turn: dict[str, Any] = {**QUIET, "concurrency_id": "hops", "concurrency_limit": 1}
+    # Clicks come one after the other: of two at the same time the second would not see what the first has changed. By
+    # default a click is lost while the one before is pending.
+    in_turn: dict[str, Any] = {
+        **QUIET,
+        "concurrency_id": "hops",
+        "concurrency_limit": 1,
+        "trigger_mode": "multiple",
+    }
     start.click(step(lambda q, e: q.start(links.check_label(e, "entity"))), [state, entity_box], changed, **in_turn)
     follow.click(
         step(lambda q, r, b: q.follow(links.check_label(r, "relation"), bool(b))),

@@ -72,6 +72,22 @@ def test_metrics_equal_those_of_the_slow_reference(inverse_relations, split, tie
             assert found == pytest.approx(expected)
 
 
+def test_the_batches_can_be_tracked(tmp_path):
+    kg = random_graph(tmp_path)
+    model = build(kg)
+    seen = []
+
+    def track(batches):
+        for batch in batches:
+            yield batch
+            seen.append((batch, len(batches)))
+
+    assert evaluate_link_prediction(model, kg, batch_size=2, track=track) == evaluate_link_prediction(
+        model, kg, batch_size=2
+    )
+    assert [batch for batch, _ in seen] == list(range(0, 2 * seen[0][1], 2))
+
+
 def test_a_constant_scorer_is_at_chance(tmp_path):
     kg = random_graph(tmp_path, entities=40, triples=400)
     model = build(kg, DistMult)

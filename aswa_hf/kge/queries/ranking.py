@@ -13,7 +13,7 @@ from aswa_hf._utils.checks import check_whole_number
 from aswa_hf.kge.predict import LinkPredictor
 from aswa_hf.kge.queries.answering import DIVERGED, BeamSearch, by_structure, checked_predictor
 from aswa_hf.kge.queries.language import Query
-from aswa_hf.kge.ranking import filtered_ranks
+from aswa_hf.kge.ranking import Track, filtered_ranks
 from aswa_hf.kge.vocab import KGVocab
 
 OTHER = "other"
@@ -31,13 +31,14 @@ def evaluate_queries(
     truth: str = "sigmoid",
     batch_size: int | None = None,
     ks: Sequence[int] = (1, 3, 10),
+    track: Track = iter,
 ) -> dict[str, dict[str, float]]:
     """The metrics of each shape, and of all under "average": `{"2p": {"mrr": …, "hits@1": …, …}, …}`.
 
     `queries` has the columns `query`, `easy` and `hard` of `generate_queries`. The rank of a hard answer leaves out
     all other answers of its query; entities with the same truth value share their mean rank. Metrics are means over
-    the hard answers of a query, then over the queries of a shape, then over shapes. The other options are those of
-    `answer_query`.
+    the hard answers of a query, then over the queries of a shape, then over shapes. `track` iterates over
+    the batches it is given and may show progress, as `tqdm.tqdm` does. The other options are those of `answer_query`.
     """
     for k in ks:
         check_whole_number("every k of ks", k)
@@ -62,22 +63,25 @@ def evaluate_queries(
     names = ["mrr", *(f"hits@{k}" for k in ks)]
     per_query = np.empty((len(parsed), len(names)))
     with search.evaluating():
-        for structure, rows, ids in by_structure(parsed, predictor.vocab):
-            for first in range(0, len(rows), search.rows):
-                some = rows[first : first + search.rows]
-                odds = search.odds(search.tree(structure, ids[first : first + search.rows]))
-                if search.shard is not None:
-                    search.memory.release(odds)
-                    odds = search.shard.gather_columns(odds)
-                targets, offsets = hard.take(some)
-                known = easy.beside(hard, some)
-                ranks = filtered_ranks(odds.mul_(ODDS_TO_SCORES), targets, offsets, *known).cpu().numpy()
+        batches = [
+            (structure, rows[first : first + search.rows], ids[first : first + search.rows])
+            for structure, rows, ids in by_structure(parsed, predictor.vocab)
+            for first in range(0, len(rows), search.rows)
+        ]
+        for structure, some, some_ids in track(batches):
+            odds = search.odds(search.tree(structure, some_ids))
+            if search.shard is not None:
                 search.memory.release(odds)
-                if np.isnan(ranks).any():
-                    raise ValueError(DIVERGED)
-                metrics = np.stack([1 / ranks, *(ranks <= k for k in ks)])
-                counts = np.diff(offsets)
-                per_query[some] = (np.add.reduceat(metrics, offsets[:-1], axis=1) / counts).T
+                odds = search.shard.gather_columns(odds)
+            targets, offsets = hard.take(some)
+            known = easy.beside(hard, some)
+            ranks = filtered_ranks(odds.mul_(ODDS_TO_SCORES), targets, offsets, *known).cpu().numpy()
+            search.memory.release(odds)
+            if np.isnan(ranks).any():
+                raise ValueError(DIVERGED)
+            metrics = np.stack([1 / ranks, *(ranks <= k for k in ks)])
+            counts = np.diff(offsets)
+            per_query[some] = (np.add.reduceat(metrics, offsets[:-1], axis=1) / counts).T
     shapes = np.array([query.shape or OTHER for query in parsed])
     # In the order of their first query.
     found = {shape: per_query[shapes == shape].mean(0) for shape in dict.fromkeys(shapes.tolist())}
