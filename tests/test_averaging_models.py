@@ -219,7 +219,7 @@ def test_a_model_that_changed_is_refused_by_name_and_nothing_is_written(change):
 
 def allocated(work) -> tuple[int, int]:
     """Bytes that `work` holds at its peak and at its end, as the allocator counts them."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
         work()
     events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
     live = peak = 0

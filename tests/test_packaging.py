@@ -52,7 +52,7 @@ def imported(folder: Path) -> set[str]:
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 found.add(node.module.split(".")[0])
     own = {path.stem for part in ("tests", "benchmarks", "scripts") for path in (ROOT / part).rglob("*.py")}
-    return found - sys.stdlib_module_names - own - {"aswa_hf"}
+    return found - sys.stdlib_module_names - own - {"aswa_hf", "tomllib"}  # tomllib: from Python 3.11 on
 
 
 def test_the_dependencies_are_what_the_package_imports():
