@@ -69,11 +69,13 @@ def average_checkpoints(
         refuse_used(Path(output))
     steps = _Steps(progress)
     found = find_checkpoints(checkpoints, revisions, report=steps)
-    if load is None:
-        _check_configs(found)
     if strategy in ("swa", "wsm"):
         rules.first_included(start, len(found))
+    if load is None and (evaluate is not None or strategy in BY_VALIDATION):
+        _check_configs(found)
     known = _known_evaluation(found, strategy, dataset) if evaluate is None else None
+    if load is None and known is not None:
+        _check_configs(found)
     if known is not None:
         evaluate, train_batches = known.score, known.batches if train_batches is None else train_batches
         bn_batches = known.bn_batches if bn_batches is None else bn_batches
