@@ -210,7 +210,7 @@ def refuse_other_sharding(checkpoint: Path, sharding: str, *, processes: int | N
         raise ValueError(
             f"{checkpoint} was saved by DeepSpeed on {before} processes, and this run has {processes}, for which its "
             f"files cannot be used. Resume on {before} processes, or convert them with DeepSpeed's ds_to_universal "
-            "and set {'checkpoint': {'load_universal': True}} in the DeepSpeed config of a Trainer."
+            "and set {'checkpoint': {'load_universal': True}} in the DeepSpeed config."
         )
     if saved != sharding:
         raise ValueError(

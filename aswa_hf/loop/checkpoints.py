@@ -188,7 +188,9 @@ class Place:
     ) -> dict[str, Any]:
         """Restores a checkpoint: position, model, optimizer, scheduler and strategies. Returns what else it holds."""
         tables = _row_sharded(accelerator)
-        refuse_other_sharding(folder, _sharding(accelerator, tables), processes=accelerator.num_processes)
+        universal = _engines_with_universal_files(accelerator)
+        processes = None if universal else accelerator.num_processes
+        refuse_other_sharding(folder, _sharding(accelerator, tables), processes=processes)
         content = load_state(folder / STATE_FOLDER, strategies, _Saved, by="fit()")
         if content["metric"] != metric:
             raise ValueError(
@@ -199,7 +201,7 @@ class Place:
             raise ValueError(f"{folder} is already at epoch {content['epoch']}, but this run has {epochs} epochs.")
         try:
             ranks = [load_file(_rank_file(folder, rank)) for rank in range(content["processes"])]
-            with _names_of_the_module(accelerator), _without(tables, accelerator):
+            with _names_of_the_module(accelerator), _without(tables, accelerator), _newest_files(universal):
                 accelerator.load_state(str(folder))
             if tables is not None:
                 load_weights(folder / TRAINING, tables[0])
@@ -343,6 +345,30 @@ def _sharding(accelerator: Accelerator, tables: Any) -> str:
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         return "zero-3" if accelerator.state.deepspeed_plugin.zero_stage == 3 else "zero"
     return "rows" if tables else "fsdp" if accelerator.distributed_type == DistributedType.FSDP else "complete"
+
+
+def _engines_with_universal_files(accelerator: Accelerator) -> list[Any]:
+    """The DeepSpeed engines that are configured to load files which any number of processes can read."""
+    if accelerator.distributed_type != DistributedType.DEEPSPEED:
+        return []
+    return [engine for engine in accelerator._models if engine.load_universal_checkpoint()]
+
+
+@contextmanager
+def _newest_files(engines: list[Any]) -> Iterator[None]:
+    """The engines load the files that DeepSpeed has last converted, not those that accelerate names."""
+    for engine in engines:
+        load = engine.load_checkpoint
+
+        def load_newest(folder: str, _name: str, load: Any = load, **options: Any) -> Any:
+            return load(folder, **options)
+
+        engine.load_checkpoint = load_newest
+    try:
+        yield
+    finally:
+        for engine in engines:
+            del engine.load_checkpoint
 
 
 @contextmanager

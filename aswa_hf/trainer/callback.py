@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,8 +68,9 @@ from aswa_hf.trainer.options import (
     datasets_of_metric,
     evaluating_on,
     evaluation_subset,
+    failures_of_metrics,
     followed_strategy,
-    metrics_come_from_log,
+    metric_can_be_tried,
     order_callbacks,
     refuse_second,
     silenced,
@@ -456,18 +457,25 @@ class ASWACallback(TrainerCallback):
         return metrics | added_by_log(logged, metrics, self.score)
 
     def _try_metric(self, args: TrainingArguments) -> None:
-        """Raises ValueError for a metric that an evaluation of a few examples does not report.
-
-        Only where nothing else tells which metrics there will be: a trainer may add some in its log.
-        """
+        """Raises ValueError for a metric that no evaluation reports, where nothing else tells which there will be."""
         trainer = self._bound()
-        if not metrics_come_from_log(self.score, trainer):
+        if not metric_can_be_tried(self.score, trainer):
             return
         loader = trainer.callback_handler.eval_dataloader
         subset, self._subset = self._subset, evaluation_subset(trainer, args.world_size)
         try:
-            with suppress(ArithmeticError):  # a function of the metrics may not be defined for so few examples
-                self.score(self._evaluate())
+            with failures_of_metrics(trainer) as failures:
+                metrics = self._evaluate()
+            if not failures:
+                self.score(metrics)
+        except ArithmeticError:
+            pass  # a function of the metrics may not be defined for so few examples
+        except ValueError:
+            if trainer.compute_metrics is None:
+                raise
+            # The metrics of a few examples may be fewer: of those classes alone that occur, for instance.
+            self._subset, self._subset_loaders = subset, {}
+            self.score(self._evaluate())
         finally:
             self._subset, self._subset_loaders = subset, {}
             trainer.callback_handler.eval_dataloader = loader

@@ -67,18 +67,47 @@ def check_metric_exists(score: Score, trainer: Trainer) -> None:
         )
 
 
-def metrics_come_from_log(score: Score, trainer: Trainer) -> bool:
-    """Whether only the trainer's own `log` can have the metric, and a few examples are enough to see if it has."""
+def metric_can_be_tried(score: Score, trainer: Trainer) -> bool:
+    """Whether an evaluation of a few examples tells if the metric exists: it is not a loss, and nothing is compiled."""
+    if not _evaluates_examples(trainer):
+        return False
     data = trainer.eval_dataset
     parts = data.values() if isinstance(data, dict) else [data]
-    evaluates_itself = type(trainer).evaluate is not Trainer.evaluate and not _is_of_trl(type(trainer).evaluate)
+    adds_metrics = type(trainer).log is not Trainer.log or trainer.compute_metrics is not None
+    # A subclass may evaluate on other data than its eval_dataset.
+    methods = (type(trainer).evaluate, type(trainer).get_eval_dataloader)
     return (
-        type(trainer).log is not Trainer.log
-        and trainer.compute_metrics is None
-        and not evaluates_itself
+        adds_metrics
+        and all(method.__module__.startswith(("transformers.", "trl.")) for method in methods)
         and all(hasattr(part, "__len__") for part in parts)
         and not (score.keys and all(key.endswith("loss") for key in score.keys))
+        and not trainer.args.torch_compile  # which would be compiled for other shapes than without this evaluation
     )
+
+
+@contextmanager
+def failures_of_metrics(trainer: Trainer) -> Iterator[list[Exception]]:
+    """Collects the errors of `compute_metrics`, which may not be defined for a few examples, until the block ends."""
+    compute, failures = trainer.compute_metrics, []
+
+    def compute_if_defined(*args: Any, **options: Any) -> Any:
+        try:
+            return compute(*args, **options)
+        except Exception as error:  # it is the user's function
+            failures.append(error)
+            return {}
+
+    if compute is not None:
+        trainer.compute_metrics = compute_if_defined
+    try:
+        yield failures
+    finally:
+        trainer.compute_metrics = compute
+
+
+def _evaluates_examples(trainer: Trainer) -> bool:
+    """Whether the evaluation data has examples; a link predictor is ranked on a complete split."""
+    return trainer.eval_dataset is not None and not hasattr(trainer, "kg")
 
 
 def _is_of_trl(method: Any) -> bool:
@@ -203,12 +232,12 @@ def added_by_log(logged: Mapping[str, Any], metrics: Mapping[str, float], score:
 
 def evaluation_subset(trainer: Trainer, size: int | float) -> Any:
     """Returns a fixed part of the trainer's evaluation data, or of each of several datasets."""
-    data = trainer.eval_dataset
-    if data is None or hasattr(trainer, "kg"):  # a link predictor is ranked on a complete split
+    if not _evaluates_examples(trainer):
         raise ValueError(
             f"eval_subset={size!r} needs a Trainer that evaluates on its eval_dataset, got {type(trainer).__name__}. "
             "Leave eval_subset out."
         )
+    data = trainer.eval_dataset
     if isinstance(data, dict):
         return {name: fixed_subset(part, size) for name, part in data.items()}
     return fixed_subset(data, size)

@@ -91,12 +91,14 @@ def train(
     full: bool = False,
     sharded: bool = False,
     zero: int | None = None,
+    universal: bool = False,
     constant: bool = False,
     **options: Any,
 ) -> None:
     """One run; rank `to` sends itself the signal `send` while it trains on its batch number `after`, or while the
     checkpoint of step `while_saving` is half written, or finds its disk `full`. With `disagree` each rank has scores
-    of a script of its own; with `constant` every batch has the loss 1. `zero` is a stage of DeepSpeed."""
+    of a script of its own; with `constant` every batch has the loss 1. `zero` is a stage of DeepSpeed, which loads
+    converted files if `universal`."""
     torch.set_num_threads(1)
     checks.SECONDS_BETWEEN_LOOKS = 0.0
     loading = DataLoaderConfiguration(use_seedable_sampler=seedable, split_batches=split)
@@ -106,6 +108,7 @@ def train(
         os.environ.pop("ACCELERATE_USE_CPU", None)  # with it, accelerate silently trains with DDP
         PartialState(cpu=True)  # as the Trainer does; an Accelerator would look for no other processes on CPUs
         plugin = DeepSpeedPlugin(zero_stage=zero, gradient_clipping=1.0)
+        plugin.deepspeed_config["checkpoint"] = {"load_universal": universal}
         accelerator = Accelerator(
             deepspeed_plugin=plugin, gradient_accumulation_steps=accumulate, dataloader_config=loading
         )
@@ -227,7 +230,7 @@ def in_own_processes(job: dict[str, Any]) -> list[int]:
         for rank in range(processes):
             child = os.fork()
             if child == 0:
-                if processes > 1:
+                if processes > 1 or job.get("zero"):  # DeepSpeed asks for them
                     os.environ |= addresses | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
                 end(job)
             children.append(child)

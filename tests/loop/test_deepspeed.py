@@ -1,5 +1,6 @@
 """The loop with DeepSpeed ZeRO through accelerate: the decisions of DDP, resuming, what is refused."""
 
+import shutil
 import signal
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import torch
 from accelerate import DistributedType
 from loop_jobs import results, run_jobs
 from training import assert_same_tensors
+from universal import convert
 
 from aswa_hf.loop.checks import check_accelerator_supported, check_clipping
 
@@ -70,6 +72,28 @@ def test_a_stopped_run_resumes_bit_for_bit_on_as_many_processes(stage, runs):
     expected, expected_about = ended(runs / f"{stage}")
     assert about == expected_about
     assert_same_tensors(tensors, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", STAGES)
+def test_another_number_of_processes_resumes_from_converted_files(stage, tmp_path, monkeypatch):
+    pytest.importorskip("deepspeed")
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    short = PLAIN | {"zero": stage, "epochs": 2, "save_total_limit": 1}
+    run_jobs(short | {"folder": tmp_path / "two"})
+    stopped, about = ended(tmp_path / "two")
+    (checkpoint,) = (tmp_path / "two").glob("checkpoint-*")
+    convert(checkpoint / "pytorch_model")
+    shutil.copytree(tmp_path / "two", tmp_path / "one")
+    # Where it was stopped, all is as it was; from there, three processes continue.
+    at_its_end = short | {"folder": tmp_path / "one", "processes": 1, "universal": True}
+    run_jobs(at_its_end, at_its_end | {"folder": tmp_path / "two", "processes": 3, "epochs": 5})
+    tensors, one_about = ended(tmp_path / "one", processes=1)
+    assert one_about["records"] == about["records"]
+    assert_same_tensors(tensors, stopped)
+    _, three_about = ended(tmp_path / "two", processes=3)
+    assert [record["epoch"] for record in three_about["records"]["aswa"]] == [1, 2, 3, 4, 5]
+    assert three_about["records"]["aswa"][:2] == about["records"]["aswa"]
 
 
 def test_offloaded_weights_are_refused():

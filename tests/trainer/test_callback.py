@@ -467,10 +467,33 @@ def test_a_metric_that_cannot_exist_is_found_before_training(tmp_path):
     assert trainer.state.global_step == 0
 
 
-def test_a_mistyped_metric_is_reported_with_the_nearest_names(tmp_path):
+def test_a_mistyped_metric_is_reported_with_the_nearest_names_before_training(tmp_path):
     with_aswa(trainer := make_trainer("conv", tmp_path, num_train_epochs=1), metric="acuracy")
-    with pytest.raises(ValueError, match=r"'eval_acuracy' is not among .*Did you mean 'accuracy'\?"):
+    with pytest.raises(ValueError, match=r"'eval_acuracy' is not among .*eval_accuracy.*Did you mean 'accuracy'\?"):
         trainer.train()
+    assert trainer.state.global_step == 0
+    assert "log" not in vars(trainer)
+
+
+@pytest.mark.parametrize("of_one", ["raises", "has fewer metrics"])
+def test_metrics_that_need_more_than_one_example_are_found_in_all(of_one, tmp_path):
+    sizes = []
+
+    def metrics(predictions):
+        sizes.append(len(predictions.label_ids))
+        if sizes[-1] > 1:
+            return {"spread": float(predictions.predictions.std())}
+        if of_one == "raises":
+            raise ValueError("needs two examples")
+        return {}
+
+    trainer = make_trainer("conv", tmp_path, num_train_epochs=1, compute_metrics=metrics)
+    callback = with_aswa(trainer, metric="spread")
+    trainer.train()
+    assert callback.strategies["aswa"].members == 1
+    assert trainer.compute_metrics is metrics
+    # One example, then all of them if the metric was missing, then the epoch's.
+    assert sizes == ([1, 64, 64] if of_one == "has fewer metrics" else [1, 64])
 
 
 def test_a_second_callback_is_refused(tmp_path):

@@ -1,13 +1,12 @@
 """DeepSpeed ZeRO on several processes: the decisions of DDP, float32 master weights, resuming, what is refused."""
 
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
 from ddp_run import launch, started
 from training import assert_same_tensors, make_trainer, with_aswa
+from universal import convert
 
 from aswa_hf._utils.zero import refuse_unsupported_settings
 
@@ -86,10 +85,7 @@ def test_another_number_of_processes_resumes_from_converted_files(stage, on_cpu,
     refused = started("text", tmp_path / "two", "--resume", f"--zero={stage}", bare=True, ranks=1)
     assert refused.returncode != 0
     assert "was saved by DeepSpeed on 2 processes, and this run has 1" in refused.stderr
-    own = tmp_path / "two" / "checkpoint-18" / "global_step18"
-    convert = ["--input_folder", own, "--output_folder", f"{own}_universal", "--inject_missing_state"]
-    convert += ["--num_extract_workers", "1", "--num_merge_workers", "1"]
-    subprocess.run([sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", *convert], check=True)
+    convert(tmp_path / "two" / "checkpoint-18" / "global_step18")
     shutil.copytree(tmp_path / "two", tmp_path / "one")
 
     # Where it was stopped, all is as it was.
