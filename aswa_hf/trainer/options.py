@@ -68,7 +68,7 @@ def check_metric_exists(score: Score, trainer: Trainer) -> None:
 
 
 def metric_can_be_tried(score: Score, trainer: Trainer) -> bool:
-    """Whether an evaluation of a few examples tells if the metric exists: it is not a loss, and nothing is compiled."""
+    """Whether an evaluation of a few examples tells if the metric exists: no loss, and nothing is compiled."""
     if not _evaluates_examples(trainer):
         return False
     data = trainer.eval_dataset
