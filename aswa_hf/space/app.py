@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import gradio as gr
 from aswa_hf.interactive import main_trajectory
 from aswa_hf.space import render
 from aswa_hf.space.images import Images
-from aswa_hf.space.links import Links, Question, question_text
+from aswa_hf.space.links import Clicks, Links, Question, question_text
 from aswa_hf.space.source import IMAGES, LINKS, TEXT, Source, open_source
 from aswa_hf.space.text import MAX_TOKENS, Texts
 from aswa_hf.style import DARK, FONT, LIGHT, MONOSPACE
@@ -178,12 +177,12 @@ def _ask(links: Links) -> None:
 
 def _hops(links: Links) -> None:
     entity, relation = links.first
-    state = gr.State(asdict(Question()))
+    state = gr.State(Clicks())
     gr.Markdown("Start from an entity, follow relations from it, add more paths, and ask which entities they reach.")
     with gr.Row():
         with gr.Column(min_width=280):
             entity_box, offers = _entity_box(links, "Entity", entity, "hops-entity")
-            offers.input(lambda label: label, offers, entity_box, **QUIET)
+            offers.input(None, offers, entity_box, js="label => label", **QUIET)  # at once, before the next click
             start = gr.Button("Start a path here", elem_id="hops-start")
             relation_box = _relation_box(links, "Relation", relation, "hops-relation")
             backwards = gr.Checkbox(label="Follow it backwards", elem_id="hops-backwards")
@@ -201,53 +200,50 @@ def _hops(links: Links) -> None:
             message = gr.HTML(elem_id="hops-message")
             answers = gr.HTML(elem_id="hops-answers")
 
-    def step(change: Callable[..., Question]) -> Callable[..., tuple[Any, str, str]]:
-        def act(value: dict[str, Any], *arguments: Any) -> tuple[Any, str, str]:
-            question = _question(value)
-            try:
-                question = change(question, *arguments)
-            except EXPECTED as error:
-                return asdict(question), question_text(question), render.error(error)
-            return asdict(question), question_text(question), ""
-
-        return act
-
-    changed = [state, shown, message]
-    # Clicks come one after the other: of two at the same time the second would not see what the first has changed. By
+    # Clicks are applied in the order of the numbers that the browser gives them: requests overtake each other. By
     # default a click is lost while the one before is pending.
+    turn = gr.Number(visible=False)
     in_turn: dict[str, Any] = {
         **QUIET,
         "concurrency_id": "hops",
         "concurrency_limit": 1,
         "trigger_mode": "multiple",
+        "js": "(...values) => [...values.slice(0, -1), (window.clicksOnHops = (window.clicksOnHops ?? 0) + 1)]",
     }
-    start.click(step(lambda q, e: q.start(links.check_label(e, "entity"))), [state, entity_box], changed, **in_turn)
-    follow.click(
-        step(lambda q, r, b: q.follow(links.check_label(r, "relation"), bool(b))),
-        [state, relation_box, backwards],
-        changed,
-        **in_turn,
+
+    def clicked(name: str, check: Callable[..., tuple[Any, ...]] = lambda *values: values) -> Callable[..., Any]:
+        def act(clicks: Clicks, *values: Any) -> tuple[Clicks, str, str, Any]:
+            *arguments, number = values
+            number = clicks.next if number is None else int(number)
+            try:
+                clicks = clicks.add(number, name, *check(*arguments))
+                question, problem = clicks.replay()
+            except EXPECTED as error:
+                question, problem = clicks.replay()[0], str(error)
+            asked = clicks.asked(number)  # again, if a click arrives after the question that it belongs to
+            found = gr.skip() if asked is None else _shown(answer, asked)
+            return clicks, question_text(question), render.error(problem) if problem else "", found
+
+        return act
+
+    def answer(question: Question) -> str:
+        return render.chains(question_text(question), links.chains(question))
+
+    def entity_label(entity: Any) -> tuple[str]:
+        return (links.check_label(entity, "entity"),)
+
+    def hop(relation: Any, backwards: Any) -> tuple[str, bool]:
+        return links.check_label(relation, "relation"), bool(backwards)
+
+    changed = [state, shown, message, answers]
+    start.click(clicked("start", entity_label), [state, entity_box, turn], changed, **in_turn)
+    follow.click(clicked("follow", hop), [state, relation_box, backwards, turn], changed, **in_turn)
+    join.change(clicked("join"), [state, join, turn], changed, **in_turn)
+    for button, name in ((together, "together"), (undo, "undo"), (clear, "clear")):
+        button.click(clicked(name), [state, turn], changed, **in_turn)
+    ask.click(
+        clicked("ask"), [state, turn], changed, **{**in_turn, "show_progress": "minimal", "show_progress_on": answers}
     )
-    join.change(step(lambda q, j: q.joined_by(j)), [state, join], changed, **in_turn)
-    together.click(step(lambda q: q.from_all()), [state], changed, **in_turn)
-    undo.click(step(lambda q: q.undo()), [state], changed, **in_turn)
-    clear.click(step(lambda q: Question(join=q.join)), [state], changed, **in_turn)
-
-    def answer(value: dict[str, Any]) -> str:
-        question = _question(value)
-        return _shown(lambda: render.chains(question_text(question), links.chains(question)))
-
-    ask.click(answer, [state], [answers], **{**in_turn, "show_progress": "minimal"})
-
-
-def _question(value: dict[str, Any]) -> Question:
-    """A question from the state of a session, in which tuples have become lists."""
-
-    def hops(steps: Any) -> tuple[tuple[str, bool], ...]:
-        return tuple((str(relation), bool(back)) for relation, back in steps)
-
-    paths = tuple((str(entity), hops(steps)) for entity, steps in value["paths"])
-    return Question(paths, str(value["join"]), hops(value["after"]), bool(value["joined"]))
 
 
 def _classify(images: Images) -> None:

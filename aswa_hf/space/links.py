@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from aswa_hf.space.source import GRAPH, Reloading, Source, in_memory, run_settin
 
 MAX_LABEL = 1000  # characters; longer text is not a label
 MAX_HOPS, MAX_PATHS = 6, 4
+MAX_RECENT = 50  # clicks that one which arrives late can still come before
 SPLITS = ("train", "validation", "test")
 
 
@@ -114,6 +115,61 @@ class Question:
         for relation, backwards in self.after:
             query = Hop(query, relation, backwards)
         return query
+
+
+CHANGES: dict[str, Callable[..., Question]] = {
+    "start": Question.start,
+    "follow": Question.follow,
+    "join": Question.joined_by,
+    "together": Question.from_all,
+    "undo": Question.undo,
+    "clear": lambda question: Question(join=question.join),
+    "ask": lambda question: question,
+}
+
+
+@dataclass(frozen=True)
+class Clicks:
+    """The clicks that put a question together, in the order in which they were made.
+
+    A browser sends quick clicks as requests of their own, which can overtake each other, so every click has the number
+    that the browser has given it, and the question is made again from all of them whenever one arrives.
+    """
+
+    before: Question = Question()
+    """The question that the clicks before `recent` have made."""
+    recent: tuple[tuple[int, str, tuple[Any, ...]], ...] = ()
+    """Number, name (a key of `CHANGES`) and arguments of each click that another one may still come before."""
+
+    @property
+    def next(self) -> int:
+        return self.recent[-1][0] + 1 if self.recent else 1
+
+    def add(self, number: int, name: str, *arguments: Any) -> Clicks:
+        """Adds a click at the place of its number."""
+        recent = sorted((*self.recent, (number, name, arguments)), key=lambda click: click[0])
+        before = self.before
+        while len(recent) > MAX_RECENT:
+            before, _ = Clicks(before, (recent.pop(0),)).replay()
+        return Clicks(before, tuple(recent))
+
+    def replay(self) -> tuple[Question, str]:
+        """Returns the question, and why the last click did not change it, if it was refused."""
+        question, problem = self.before, ""
+        for _, name, arguments in self.recent:
+            problem = ""
+            try:
+                question = CHANGES[name](question, *arguments)
+            except ValueError as error:
+                problem = str(error)
+        return question, problem
+
+    def asked(self, number: int) -> Question | None:
+        """Returns the question of the last "ask" if the click with a number is that one or belongs to its question."""
+        asks = [one for one, name, _ in self.recent if name == "ask" and one >= number]
+        if not asks:
+            return None
+        return Clicks(self.before, tuple(click for click in self.recent if click[0] <= asks[-1])).replay()[0]
 
 
 @dataclass

@@ -147,14 +147,37 @@ def test_a_question_of_several_hops_is_put_together_by_clicking(visit):
 
 
 @pytest.mark.slow
-def test_clicks_in_quick_succession_are_all_counted(visit):
+def test_clicks_in_quick_succession_are_all_counted_in_their_order(visit):
+    path = "b —knows→ ?"
+    for names, question in (
+        (["start", "follow", "follow", "follow"], f"{path} —knows→ ? —knows→ ?"),
+        (
+            ["follow", "start", "follow", "follow", "start", "follow", "together", "follow", "undo"],
+            f"( {path} —knows→ ? and {path} )",
+        ),
+        (["start", "follow", "undo", "undo", "start", "follow", "clear", "start", "follow", "ask"], path),
+    ):
+        page = visit("links")
+        open_tab(page, "Hops")
+        page.evaluate("names => names.forEach(name => document.getElementById(`hops-${name}`).click())", names)
+        page.wait_for_function("text => document.querySelector('#hops-text textarea').value === text", arg=question)
+        if names[-1] == "ask":
+            page.wait_for_function(
+                "text => document.querySelector('#hops-answers caption')?.textContent.startsWith(text)", arg=question
+            )
+            assert page.locator("#hops-message .error").count() == 0
+
+
+@pytest.mark.slow
+def test_a_label_that_is_chosen_is_where_the_next_click_starts(visit):
     page = visit("links")
     open_tab(page, "Hops")
-    before = page.locator("#hops-text textarea").input_value()
-    page.locator("#hops-start").click()
-    page.wait_for_function("before => document.querySelector('#hops-text textarea').value !== before", arg=before)
-    page.evaluate("for (let i = 0; i < 3; i++) document.getElementById('hops-follow').click()")
-    page.wait_for_function("document.querySelector('#hops-text textarea').value.split('→').length === 4")
+    page.locator("#hops-entity :is(input, textarea)").first.fill("")
+    page.wait_for_function("document.querySelectorAll('#hops-entity-offers input').length === 5")
+    page.locator("#hops-entity-offers").get_by_text("c", exact=True).click()
+    page.wait_for_function("document.querySelector('#hops-entity :is(input, textarea)').value === 'c'")
+    page.evaluate("document.getElementById('hops-start').click()")
+    page.wait_for_function("document.querySelector('#hops-text textarea').value === 'c'")
 
 
 @pytest.mark.slow

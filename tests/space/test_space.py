@@ -1,6 +1,7 @@
 """What an application shows, without gradio: questions, pictures, texts, histories, and the files of a Space."""
 
 import importlib.util
+import itertools
 import json
 import math
 import re
@@ -23,7 +24,7 @@ from space_runs import HOSTILE, LONG, adapter_run, image_run, link_run, trajecto
 from aswa_hf.hub import HubError
 from aswa_hf.space import push_space, render, write_space
 from aswa_hf.space.images import Images
-from aswa_hf.space.links import Links, Question, question_text
+from aswa_hf.space.links import MAX_RECENT, Clicks, Links, Question, question_text
 from aswa_hf.space.source import Reloading, open_source
 from aswa_hf.space.text import Texts
 
@@ -102,6 +103,36 @@ def test_hops_are_put_together_and_taken_back():
 def test_clicks_in_a_wrong_order_say_what_is_missing(clicks, message):
     with pytest.raises(ValueError, match=message):
         clicks()
+
+
+def test_clicks_that_arrive_in_any_order_make_the_question_in_which_they_were_made():
+    made = [("start", "a"), ("follow", "likes", False), ("start", "b"), ("follow", "knows", True), ("ask",)]
+    for order in itertools.permutations(enumerate(made, 1)):
+        clicks, asked = Clicks(), None
+        for number, click in order:
+            clicks = clicks.add(number, *click)
+            asked = clicks.asked(number) or asked
+        assert question_text(clicks.replay()[0]) == "a —likes→ ? and b —(backwards) knows→ ?"
+        assert asked == clicks.replay()[0]
+        assert clicks.replay()[1] == ""
+    assert clicks.next == 6
+    assert clicks.add(6, "undo").asked(6) is None  # a click after the question does not ask it again
+
+
+def test_a_refused_click_changes_nothing_and_says_why_until_the_next_one():
+    clicks = Clicks().add(1, "start", "a").add(2, "start", "b")
+    question, problem = clicks.replay()
+    assert question == Question().start("a")
+    assert "has no relation yet" in problem
+    assert clicks.add(3, "follow", "likes", False).replay() == (Question().start("a").follow("likes"), "")
+
+
+def test_the_number_of_clicks_that_are_kept_is_bounded():
+    clicks = Clicks().add(1, "start", "a")
+    for number in range(2, 3 * MAX_RECENT, 2):
+        clicks = clicks.add(number, "follow", "likes", False).add(number + 1, "undo")
+    assert len(clicks.recent) == MAX_RECENT
+    assert clicks.replay() == (Question().start("a"), "")
 
 
 def test_multi_hop_answers_have_their_chains(links):
