@@ -39,18 +39,19 @@ class NoAnswerError(HubError, OfflineModeIsEnabled):
 
 
 class UnreachableError(NoAnswerError):
-    """Raised if the server's name cannot be resolved, or there is no way to it, which the library would try six times.
+    """Raised if the server's name cannot be resolved, if there is no way to it, or if it refuses the connection.
 
-    A push, which may be left alone for hours, tries again; whoever waits for a download is told at once.
+    The library would try six times. A push, which may run unattended for hours, tries again; a download fails at once.
     """
 
 
 @contextmanager
-def bounded_requests(timeout: float = TIMEOUT, *, longest_wait: float = LONGEST_WAIT) -> Iterator[None]:
+def bounded_requests(timeout: float = TIMEOUT, *, longest_wait: float = LONGEST_WAIT) -> Iterator[list[NoAnswerError]]:
     """Inside the block, every request of huggingface_hub ends after `timeout` seconds without an answer.
 
     A server that asks to wait, for more than `longest_wait` seconds in all, is not waited for.
-    The client stays the same, and so do timeouts of its own and of single requests.
+    The client stays the same, and so do timeouts of its own and of single requests. Yields the list of requests that
+    had no answer.
     """
     if timeout <= 0:
         raise ValueError(f"The timeout must be above 0 seconds, got {timeout:g}.")
@@ -58,13 +59,14 @@ def bounded_requests(timeout: float = TIMEOUT, *, longest_wait: float = LONGEST_
     def limit(request: Any) -> None:
         limits = request.extensions.get("timeout") or {}
         seconds = timeout if limits.get("read") is None else limits["read"]
-        watch = _Watch(f"{request.method} {_without_query(str(request.url))}", seconds)
+        watch = _Watch(f"{request.method} {_without_query(str(request.url))}", seconds, unanswered)
         request.extensions.setdefault("trace", watch)
         for kind in ("connect", "read", "write", "pool"):
             limits[kind] = timeout if limits.get(kind) is None else limits[kind]
         request.extensions["timeout"] = limits
 
     waits: list[float] = []
+    unanswered: list[NoAnswerError] = []
 
     def check_wait(response: Any) -> None:
         waits.append(_retry_after(response))
@@ -95,7 +97,7 @@ def bounded_requests(timeout: float = TIMEOUT, *, longest_wait: float = LONGEST_
     attach(get_session())
     _http._GLOBAL_CLIENT_FACTORY = limited_factory
     try:
-        yield
+        yield unanswered
     finally:
         if _http._GLOBAL_CLIENT_FACTORY is limited_factory:
             _http._GLOBAL_CLIENT_FACTORY = factory
@@ -108,8 +110,8 @@ class _Watch:
     httpx calls it with the name of each event.
     """
 
-    def __init__(self, request: str, timeout: float):
-        self.request, self.timeout = request, timeout
+    def __init__(self, request: str, timeout: float, unanswered: list[NoAnswerError]):
+        self.request, self.timeout, self.unanswered = request, timeout, unanswered
         self.timer: threading.Timer | None = None
 
     def __call__(self, event: str, info: dict[str, Any]) -> None:
@@ -121,10 +123,14 @@ class _Watch:
         elif self.timer is not None:
             self.timer.cancel()
         error = info.get("exception")
+        failure: NoAnswerError | None = None
         if event.endswith(".failed") and type(error).__name__.endswith("Timeout"):
-            raise NoAnswerError(f"no answer to {self.request} for {self.timeout:g} s")
-        if event.endswith("connect_tcp.failed") and error is not None and _is_unreachable(error):
-            raise UnreachableError(f"{self.request} could not be sent ({error}): check the network connection")
+            failure = NoAnswerError(f"no answer to {self.request} for {self.timeout:g} s")
+        elif event.endswith("connect_tcp.failed") and error is not None and _is_unreachable(error):
+            failure = UnreachableError(f"{self.request} could not be sent ({error}): check the network connection")
+        if failure is not None:
+            self.unanswered.append(failure)
+            raise failure
 
 
 @dataclass(frozen=True)
@@ -175,15 +181,20 @@ def is_passing(error: Exception) -> bool:
 
 
 def _is_unreachable(error: BaseException) -> bool:
-    """Returns whether a connection failed because the name of the server is unknown, or there is no network."""
+    """Returns whether no server was found: its name is unknown, there is no network, or no program at the address."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, socket.gaierror):
             return True
-        if isinstance(cause, OSError) and cause.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
+        if isinstance(cause, OSError) and cause.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ECONNREFUSED):
             return True
         cause = cause.__cause__ or cause.__context__
     return False
+
+
+def reason_of_download(error: Exception, unanswered: list[NoAnswerError]) -> str:
+    """Returns why a download failed: `datasets` reports an error by the name of another."""
+    return str(unanswered[-1] if isinstance(error, ConnectionError) and unanswered else error)
 
 
 def status_of(error: BaseException) -> int | None:

@@ -18,7 +18,7 @@ from datasets import Dataset, DatasetDict
 
 from aswa_hf._utils.files import nearest_path, read_json, refuse_mistyped
 from aswa_hf._utils.warnings import warn_caller
-from aswa_hf.hub_requests import bounded_requests
+from aswa_hf.hub_requests import bounded_requests, reason_of_download
 from aswa_hf.kge.configuration_kge import KGEConfig
 from aswa_hf.kge.labels import labelled, read_labels
 from aswa_hf.kge.reading import COLUMNS, SUFFIXES, Triples, from_table, read_triples, refuse_empty
@@ -274,10 +274,10 @@ def split_files(folder: Path) -> dict[str, Path]:
 def _dataset(name: str, revision: str | None, cache_dir: str | os.PathLike[str] | None) -> dict[str, Triples]:
     """The splits of a dataset on the Hub, or of a folder that is laid out like one."""
     try:
-        with bounded_requests():
+        with bounded_requests() as unanswered:
             loaded = datasets.load_dataset(name, revision=revision, cache_dir=cache_dir and str(cache_dir))
     except Exception as error:  # of many kinds, by what the folder or the repository holds
-        raise ValueError(_NOT_FOUND.format(name, error)) from error
+        raise ValueError(_NOT_FOUND.format(name, reason_of_download(error, unanswered))) from error
     found = {}
     for split, names in SPLITS.items():
         chosen = next((alias for alias in names if alias in loaded), None)

@@ -225,7 +225,7 @@ def push_at_end(trainer: Trainer, repo_id: str) -> str | None:
     return url
 
 
-def bounded_checkpoint_pushes(trainer: Trainer) -> AbstractContextManager[None]:
+def bounded_checkpoint_pushes(trainer: Trainer) -> AbstractContextManager[Any]:
     """While it is open, the requests of pushes that the Trainer does in the background end without an answer too."""
     if not trainer.args.push_to_hub or not trainer.is_world_process_zero():
         return nullcontext()

@@ -15,7 +15,7 @@ from datasets import Array2D, ClassLabel, Dataset, DatasetDict, Features, Image
 
 from aswa_hf._utils.files import nearest_path, refuse_mistyped
 from aswa_hf._utils.warnings import warn_caller
-from aswa_hf.hub_requests import bounded_requests
+from aswa_hf.hub_requests import bounded_requests, reason_of_download
 from aswa_hf.vision.images import ImageTensors, as_it_is
 
 __all__ = ["ImageTensors", "as_it_is", "load_cifar", "load_digits"]
@@ -128,7 +128,7 @@ def _read(name_or_path: str | os.PathLike[str], revision: str | None, cache_dir:
     try:
         if on_disk:
             _check_parquet(path)
-        with bounded_requests():
+        with bounded_requests() as unanswered:
             source = datasets.load_dataset(
                 str(path) if on_disk else name,
                 revision=revision,
@@ -136,7 +136,7 @@ def _read(name_or_path: str | os.PathLike[str], revision: str | None, cache_dir:
             )
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         place = "the folder" if on_disk else "the Hub (there is no folder of this name)"
-        raise ValueError(f"Could not read {name!r} from {place}: {error}") from error
+        raise ValueError(f"Could not read {name!r} from {place}: {reason_of_download(error, unanswered)}") from error
     missing = [split for split in ("train", "test") if not len(source.get(split, []))]
     if missing:
         found = ", ".join(f"{split} ({len(dataset)} images)" for split, dataset in source.items())

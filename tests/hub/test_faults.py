@@ -1,5 +1,6 @@
 """Faults of the Hub at every request of a push: it ends soon, in one line, without the token, with nothing or all."""
 
+import errno
 import functools
 import inspect
 import itertools
@@ -23,7 +24,8 @@ from aswa_hf.checkpoints import average_checkpoints
 from aswa_hf.cli.push import push as push_command
 from aswa_hf.hub import HubError, push_to_hub, save_run, write_repository
 from aswa_hf.hub_requests import TIMEOUT, bounded_requests
-from aswa_hf.kge import LinkPredictor
+from aswa_hf.kge import LinkPredictor, load_kg
+from aswa_hf.vision import load_cifar
 
 SHORT = 0.5  # seconds, where any error will do
 PATIENT = 2.0  # where all other requests must be answered in time, also on a busy machine
@@ -238,7 +240,14 @@ def test_reading_from_a_hub_that_stops_answering_ends_without_repetition(hub, ca
     assert sorted(set(paths)) == sorted(paths)  # each was sent once
 
 
-@pytest.mark.parametrize("cause", [socket.gaierror(-2, "Name or service not known"), OSError(101, "unreachable")])
+@pytest.mark.parametrize(
+    "cause",
+    [
+        socket.gaierror(-2, "Name or service not known"),
+        OSError(errno.ENETUNREACH, "unreachable"),
+        OSError(errno.ECONNREFUSED, "refused"),
+    ],
+)
 def test_without_a_network_a_download_ends_at_once_and_a_push_is_tried_again(
     cause, caplog, monkeypatch, run, tmp_path
 ):
@@ -257,8 +266,13 @@ def test_without_a_network_a_download_ends_at_once_and_a_push_is_tried_again(
     with pytest.raises(OSError, match=r"Could not download user/model@v1 .* could not be sent .*check the network"):
         average_checkpoints("user/model@v1,v2", strategy="uniform")
     assert len(tried) == 2
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
+    for load in (load_kg, load_cifar):
+        with pytest.raises(ValueError, match=r"could not be sent .*check the network connection"):
+            load("user/data", cache_dir=tmp_path)
+    assert len(tried) == 4
     assert caplog.text == ""
     monkeypatch.setattr("aswa_hf.hub_requests.WAITS", (0.0, 0.0))
     with pytest.raises(HubError, match="check the network connection"):
         push_to_hub(run, "user/model", token=TOKEN)
-    assert len(tried) == 5
+    assert len(tried) == 7
