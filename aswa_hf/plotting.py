@@ -14,7 +14,7 @@ from aswa_hf._utils.files import replacing
 from aswa_hf.style import DECISIONS, GAIN, GREY, LOSS, TIE, strategy_style
 from aswa_hf.trajectory import Decision, Record, Trajectory
 
-OURS, _ = strategy_style("aswa")
+OURS = strategy_style("aswa").color
 
 Estimate = tuple[float, float]  # mean, standard deviation
 
@@ -42,13 +42,13 @@ def draw_trajectories(trajectories: Mapping[str, Trajectory], *, metric: str = "
         axis.plot(x, [math.nan if s is None or not math.isfinite(s) else s for s in scores], **style)
 
     line((r.running_score for r in trajectories[main]), color=GREY, lw=1.2, marker=".", ms=4, label="running model")
-    for name, style in (("swa", (0, (1, 1))), ("ema", (0, (4, 2)))):
+    for name in ("swa", "ema"):
         if name in trajectories and name != main:
             axis.plot(
                 [_position(r) for r in trajectories[name] if r.score is not None],
                 [r.score for r in trajectories[name] if r.score is not None],
-                color=strategy_style(name)[0],
-                ls=style,
+                color=strategy_style(name).color,
+                ls=strategy_style(name).line,
                 lw=1.3,
                 label=name.upper(),
             )
@@ -132,7 +132,7 @@ def draw_comparison(
     figure, axis = _rows_figure(len(rows), height=0.6 if narrow else 0.4, margin=1.6 if narrow else 1.3, narrow=narrow)
     for place, (name, estimates) in enumerate(columns.items()):
         shift = 0.56 * ((place + 0.5) / len(columns) - 0.5)
-        color, marker = strategy_style(name)
+        style = strategy_style(name)
         shown = [(row + shift, *found) for row, found in enumerate(estimates) if found and math.isfinite(found[0])]
         if shown:
             y, x, error = zip(*shown, strict=True)
@@ -140,8 +140,8 @@ def draw_comparison(
                 x,
                 y,
                 xerr=error,
-                color=color,
-                fmt=marker,
+                color=style.color,
+                fmt=style.marker,
                 ms=7.5 if name == "aswa" else 6,
                 mec="white",
                 mew=0.5,
@@ -187,22 +187,23 @@ def draw_panels(rows: Sequence[Sequence[Panel]]) -> Any:
         for name, curve in panel.curves.items():
             if not curve:
                 continue
-            color, marker = strategy_style(name)
+            style = strategy_style(name)
             ours = name.endswith("aswa")
             x = list(curve)
             low, middle, high = zip(*curve.values(), strict=True)
             axis.plot(
                 x,
                 middle,
-                color=color,
-                marker=marker if panel.log or len(x) < 2 else None,
+                color=style.color,
+                ls=style.line,
+                marker=style.marker if panel.log or len(x) < 2 else None,
                 ms=5,
                 lw=2.0 if ours else 1.3,
                 zorder=4 if ours else 3,
                 label=name,
             )
             if low != high:
-                axis.fill_between(x, low, high, color=color, alpha=0.12, linewidth=0)
+                axis.fill_between(x, low, high, color=style.color, alpha=0.12, linewidth=0)
         if panel.log:
             places = sorted({x for curve in panel.curves.values() for x in curve})
             axis.set_xscale("log")

@@ -1,10 +1,12 @@
 """The look of every picture and page: colors that color-blind readers can tell apart, markers, and the pages' CSS.
 
-The colors are those of Okabe and Ito. No meaning depends on color alone: strategies also differ in marker, decisions
-in shape. Imports nothing.
+The first colors are those of Okabe and Ito. No meaning depends on color alone: strategies also differ in marker and
+line, decisions in shape. Imports nothing of this package.
 """
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 BLUE, SKY, GREEN, ORANGE, VERMILION, PURPLE, GREY = (
     "#0072b2",
@@ -16,19 +18,37 @@ BLUE, SKY, GREEN, ORANGE, VERMILION, PURPLE, GREY = (
     "#7a7f87",
 )
 
-# Color and marker (as matplotlib names it) of each strategy, the same in every picture.
+
+class StrategyStyle(NamedTuple):
+    """The color of a strategy, its marker as matplotlib names it, and the dashes of its line (none: solid)."""
+
+    color: str
+    marker: str
+    dashes: tuple[int, ...] = ()
+
+    @property
+    def line(self) -> Any:
+        """The line as matplotlib names it."""
+        return (0, self.dashes) if self.dashes else "-"
+
+
+# The same in every picture.
 STRATEGIES = {
-    "last": (GREY, "o"),
-    "best": (ORANGE, "s"),
-    "swa": (PURPLE, "v"),
-    "ema": (GREEN, "^"),
-    "aswa": (BLUE, "D"),
-    "dense-aswa": (SKY, "d"),
-    "fge": (VERMILION, "P"),
+    "last": StrategyStyle(GREY, "o", (2, 2)),
+    "best": StrategyStyle(ORANGE, "s", (6, 2, 1, 2)),
+    "swa": StrategyStyle(PURPLE, "v", (1, 1)),
+    "ema": StrategyStyle(GREEN, "^", (4, 2)),
+    "aswa": StrategyStyle(BLUE, "D"),
+    "dense-aswa": StrategyStyle(SKY, "d", (8, 2)),
+    "fge": StrategyStyle(VERMILION, "P", (4, 1, 1, 1, 1, 1)),
+    "best-ema": StrategyStyle("#aa9955", "<", (4, 2, 1, 2)),
+    "lawa": StrategyStyle("#990033", ">", (1, 3)),
+    "bema": StrategyStyle("#880077", "p", (3, 1, 1, 1)),
+    "swad": StrategyStyle("#2211ff", "*", (8, 2, 1, 2)),
+    "swad-max": StrategyStyle("#000000", "h", (8, 2, 1, 2, 1, 2)),
+    "power-ema": StrategyStyle("#bb66ff", "8", (5, 5)),
 }
-OTHER_STRATEGY = ("#44475a", "X")
-# Strategies that share the color of all others differ in marker.
-OTHER_MARKERS = {"best-ema": "<", "lawa": ">", "bema": "p", "swad": "*", "swad-max": "h", "power-ema": "8"}
+OTHER_STRATEGY = StrategyStyle("#44475a", "X", (2, 4))
 
 # Color, marker and label of each decision.
 DECISIONS = {
@@ -99,7 +119,6 @@ def css_colors(light: str = ":root", dark: str | None = None) -> str:
     return f"{light} {{ {variables(LIGHT)} }}\n{preferred}"
 
 
-def strategy_style(name: str) -> tuple[str, str]:
-    """Returns color and marker of a strategy."""
-    color, marker = OTHER_STRATEGY
-    return STRATEGIES.get(name) or (color, OTHER_MARKERS.get(name, marker))
+def strategy_style(name: str) -> StrategyStyle:
+    """Returns color, marker and line of a strategy."""
+    return STRATEGIES.get(name, OTHER_STRATEGY)

@@ -11,6 +11,7 @@ from places import ROOT
 from aswa_hf import style
 from aswa_hf.interactive import describe, reason, trajectory_svg
 from aswa_hf.plotting import as_svg, draw_gains
+from aswa_hf.strategies import STRATEGIES
 from aswa_hf.trajectory import Decision, Record, Trajectory
 
 # Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB.
@@ -18,6 +19,7 @@ SIGHTS = {
     "full": np.eye(3),
     "protanopia": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
     "deuteranopia": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+    "tritanopia": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
 }
 
 
@@ -41,7 +43,7 @@ def contrast(one, other):
 @pytest.mark.parametrize("sight", SIGHTS)
 def test_strategies_and_decisions_have_colors_that_can_be_told_apart(sight):
     groups = [
-        [color for color, _ in style.STRATEGIES.values()],
+        [found.color for found in (*style.STRATEGIES.values(), style.OTHER_STRATEGY)],
         [style.LIGHT[name] for name in ("soft", "hard", "reject")],
         [style.DARK[name] for name in ("soft", "hard", "reject")],
     ]
@@ -50,10 +52,16 @@ def test_strategies_and_decisions_have_colors_that_can_be_told_apart(sight):
             assert np.linalg.norm(lab(one, sight) - lab(other, sight)) > 9, (sight, one, other)
 
 
-def test_no_two_strategies_or_decisions_share_a_marker():
-    names = (*style.STRATEGIES, *style.OTHER_MARKERS, "another")
-    markers = [style.strategy_style(name)[1] for name in names]
-    assert len(set(markers)) == len(markers)
+def test_every_strategy_has_a_color_a_marker_and_a_line_of_its_own():
+    assert set(STRATEGIES) < set(style.STRATEGIES)
+    styles = [style.strategy_style(name) for name in (*style.STRATEGIES, "another")]
+    for channel in ("color", "marker", "line"):
+        assert len({getattr(found, channel) for found in styles}) == len(styles), channel
+    for found in styles:
+        assert contrast(found.color, "#ffffff") >= 2.2, found
+
+
+def test_no_two_decisions_share_a_marker():
     assert len({marker for _, marker, _ in style.DECISIONS.values()}) == len(Decision)
 
 
