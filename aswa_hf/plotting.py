@@ -14,27 +14,39 @@ from aswa_hf._utils.files import replacing
 from aswa_hf.style import DECISIONS, GAIN, GREY, LOSS, TIE, strategy_style
 from aswa_hf.trajectory import Decision, Record, Trajectory
 
+NARROW_DPI = 180  # of pictures for phones, whose screens are fine
 OURS = strategy_style("aswa").color
 
 Estimate = tuple[float, float]  # mean, standard deviation
 
 
 def plot_trajectories(
-    trajectories: Mapping[str, Trajectory], path: str | Path, *, metric: str = "score", title: str = ""
+    trajectories: Mapping[str, Trajectory],
+    path: str | Path,
+    *,
+    metric: str = "score",
+    title: str = "",
+    narrow: bool = False,
 ) -> None:
     """Draws running and ensemble scores over the run, with ASWA's soft, hard and reject decisions marked."""
+    figure = draw_trajectories(trajectories, metric=metric, title=title, narrow=narrow)
     with replacing(path) as temporary:
         kind = Path(path).suffix.removeprefix(".") or "png"
-        draw_trajectories(trajectories, metric=metric, title=title).savefig(temporary, dpi=130, format=kind)
+        figure.savefig(temporary, dpi=NARROW_DPI if narrow else 130, format=kind)
 
 
-def draw_trajectories(trajectories: Mapping[str, Trajectory], *, metric: str = "score", title: str = "") -> Any:
-    """Returns a plot of a run as a matplotlib figure: scores on top, the weight α of each snapshot below."""
+def draw_trajectories(
+    trajectories: Mapping[str, Trajectory], *, metric: str = "score", title: str = "", narrow: bool = False
+) -> Any:
+    """Returns a plot of a run as a matplotlib figure: scores on top, the weight α of each snapshot below.
+
+    `narrow` is for phones: half as wide with letters of the same size.
+    """
     # Not pyplot, which would change the figures and the backend of a notebook.
     from matplotlib.figure import Figure
 
     main = "aswa" if "aswa" in trajectories else next(iter(trajectories))
-    figure = Figure(figsize=(9, 5.6), layout="constrained")
+    figure = Figure(figsize=(4.0, 4.8) if narrow else (9, 5.6), layout="constrained")
     axis, weights = figure.subplots(2, 1, height_ratios=[5, 1], sharex=True)
     x = [_position(record) for record in trajectories[main]]
 
@@ -79,7 +91,7 @@ def draw_trajectories(trajectories: Mapping[str, Trajectory], *, metric: str = "
     axis.set_ylabel(f"validation {metric}")
     axis.set_title(title or "Adaptive Stochastic Weight Averaging")
     axis.grid(alpha=0.25)
-    figure.legend(fontsize=8, loc="outside lower center", ncols=4)
+    figure.legend(fontsize=8, loc="outside lower center", ncols=2 if narrow else 4)
 
     width = min((b - a for a, b in pairwise(x)), default=1.0) * 0.8
     weights.bar(x, trajectories[main].alphas, width=width, color=OURS, alpha=0.7)
@@ -167,18 +179,35 @@ class Panel:
     log: bool = False
 
 
-def plot_panels(rows: Sequence[Sequence[Panel]], path: str | Path) -> None:
+def plot_panels(
+    rows: Sequence[Sequence[Panel]],
+    path: str | Path,
+    *,
+    labels: Mapping[str, str] | None = None,
+    narrow: bool = False,
+) -> None:
     """Draws panels of curves into a file."""
+    figure = draw_panels(rows, labels=labels, narrow=narrow)
     with replacing(path) as temporary:
-        draw_panels(rows).savefig(temporary, dpi=110, format="png", metadata={"Software": None})
+        figure.savefig(temporary, dpi=NARROW_DPI if narrow else 110, format="png", metadata={"Software": None})
 
 
-def draw_panels(rows: Sequence[Sequence[Panel]]) -> Any:
-    """Draws curves with the range over seeds, in as many rows and columns as there are panels."""
+def draw_panels(
+    rows: Sequence[Sequence[Panel]], *, labels: Mapping[str, str] | None = None, narrow: bool = False
+) -> Any:
+    """Draws curves with the range over seeds, in as many rows and columns as there are panels.
+
+    `labels` are the names of strategies in the legend, if they are to be others. `narrow` is for phones: one panel
+    below the other.
+    """
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullFormatter
 
-    figure = Figure(figsize=(4.6 * len(rows[0]), 3.3 * len(rows)), layout="constrained")
+    labels = labels or {}
+    if narrow:
+        rows = [[panel] for row in rows for panel in row]
+    size = (4.0, 2.9) if narrow else (4.6, 3.3) if len(rows[0]) < 3 else (3.5, 3.0)
+    figure = Figure(figsize=(size[0] * len(rows[0]), size[1] * len(rows)), layout="constrained")
     axes = figure.subplots(len(rows), len(rows[0]), squeeze=False)
     panels = [panel for row in rows for panel in row]
     for axis in axes.flat[len(panels) :]:  # the last row may be shorter
@@ -200,7 +229,7 @@ def draw_panels(rows: Sequence[Sequence[Panel]]) -> Any:
                 ms=5,
                 lw=2.0 if ours else 1.3,
                 zorder=4 if ours else 3,
-                label=name,
+                label=labels.get(name, name),
             )
             if low != high:
                 axis.fill_between(x, low, high, color=style.color, alpha=0.12, linewidth=0)
@@ -213,8 +242,9 @@ def draw_panels(rows: Sequence[Sequence[Panel]]) -> Any:
         axis.set_xlabel(panel.x)
         axis.set_ylabel(panel.y)
         axis.grid(alpha=0.25)
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, fontsize=9, loc="outside lower center", ncols=6, frameon=False)
+    handles, names = axes[0][0].get_legend_handles_labels()
+    columns = 6 if not narrow else 3 if max(map(len, names), default=0) < 12 else 2
+    figure.legend(handles, names, fontsize=9, loc="outside lower center", ncols=columns, frameon=False)
     return figure
 
 

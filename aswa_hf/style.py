@@ -40,6 +40,7 @@ STRATEGIES = {
     "ema": StrategyStyle(GREEN, "^", (4, 2)),
     "aswa": StrategyStyle(BLUE, "D"),
     "dense-aswa": StrategyStyle(SKY, "d", (8, 2)),
+    "swa-all": StrategyStyle("#553300", "H", (3, 3, 1, 3)),
     "fge": StrategyStyle(VERMILION, "P", (4, 1, 1, 1, 1, 1)),
     "best-ema": StrategyStyle("#aa9955", "<", (4, 2, 1, 2)),
     "lawa": StrategyStyle("#990033", ">", (1, 3)),

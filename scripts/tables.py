@@ -44,7 +44,6 @@ from aswa_hf.reproduce.robustness import Swept, best_rate, by_pair, by_rate, pan
 from aswa_hf.reproduce.show import ORDER
 from aswa_hf.reproduce.tables import IMAGES, KGE, MODELS, TABLES, TUNED, plain
 from aswa_hf.reproduce.tuned import COSTS, mean_costs, runs_of_recipes
-from aswa_hf.style import BLUE, GREEN, ORANGE, PURPLE
 from aswa_hf.trajectory import Decision, Record, Trajectory
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -448,32 +447,27 @@ def _spread(values: list[float], *, bold: bool) -> str:
     return f"**{shown}**{spread}" if bold else shown + spread
 
 
-def draw_trajectories(path: Path, panels: list[tuple[str, str]]) -> None:
+# Weights whose validation MRR a page shows by epoch, and what they are called there.
+AVERAGES = {
+    "last": "running model",
+    "ema": "EMA",
+    "swa-all": "SWA from the first epoch",
+    "swa": "SWA, last quarter",
+    "aswa": "ASWA",
+}
+
+
+def average_panels(pairs: list[tuple[str, str]]) -> list[Panel]:
     """Validation MRR by epoch of the running model and of what is averaged from it."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.4), squeeze=False)
-    for axis, (dataset, model) in zip(axes[0], panels, strict=True):
+    found = []
+    for dataset, model in pairs:
         (results,) = (found for (_, name), found in load_results(KGE, [dataset]).items() if name == model)
-        rows = read_log(results[0])
-        for name, label, color in (
-            ("last", "running model", "0.6"),
-            ("ema", "EMA", GREEN),
-            ("swa-all", "SWA from the first epoch", ORANGE),
-            ("swa", "SWA, last quarter", PURPLE),
-            ("aswa", "ASWA", BLUE),
-        ):
-            points = [(int(row["epoch"]), 100 * float(row[name])) for row in rows if row[name]]
-            axis.plot(*zip(*points, strict=True), label=label, color=color, linewidth=1.2 + (name == "aswa"))
-        axis.set(title=f"{LABELS[model]} on {results[0]['dataset']}", xlabel="epoch", ylabel="validation MRR (%)")
-        axis.grid(alpha=0.3)
-    axes[0][0].legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-    plt.close(figure)
+        curves = {}
+        for name in AVERAGES:
+            points = {int(row["epoch"]): 100 * float(row[name]) for row in read_log(results[0]) if row[name]}
+            curves[name] = {epoch: (score, score, score) for epoch, score in points.items()}
+        found.append(Panel(f"{LABELS[model]} on {results[0]['dataset']}", "epoch", "validation MRR (%)", curves))
+    return found
 
 
 def logged(run: str) -> dict[str, Trajectory]:
@@ -570,16 +564,22 @@ def filled_page(text: str) -> str:
     return SENTENCE.sub(filled, MARKED.sub(filled, text))
 
 
+def draw_pictures(folder: Path) -> None:
+    """Draws the pictures of the pages, each also for phones."""
+    averages = average_panels([("UMLS", "complex"), ("KINSHIP", "complex"), ("FB15k-237", "complex")])
+    for end, narrow in (("", False), ("-narrow", True)):
+        plot_panels([averages], folder / f"results{end}.png", labels=AVERAGES, narrow=narrow)
+        for picture, run, metric, title in SHOWN:
+            place = folder / f"{picture}{end}.png"
+            plot_trajectories(logged(run), place, metric=metric, title=title, narrow=narrow)
+        if found := epoch_panels():
+            plot_panels([found], folder / f"many-steps{end}.png", narrow=narrow)
+        if runs := swept():
+            plot_panels(list(panels(runs, LABELS)), folder / f"robustness{end}.png", narrow=narrow)
+
+
 def main() -> None:
-    draw_trajectories(
-        ROOT / "docs" / "results.png", [("UMLS", "complex"), ("KINSHIP", "complex"), ("FB15k-237", "complex")]
-    )
-    for picture, run, metric, title in SHOWN:
-        plot_trajectories(logged(run), ROOT / "docs" / f"{picture}.png", metric=metric, title=title)
-    if found := epoch_panels():
-        plot_panels([found], ROOT / "docs" / "many-steps.png")
-    if runs := swept():
-        plot_panels(list(panels(runs, LABELS)), ROOT / "docs" / "robustness.png")
+    draw_pictures(ROOT / "docs")
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         text = page.read_text(encoding="utf-8")
         new = filled_page(text)

@@ -170,6 +170,12 @@ def test_the_picture_of_any_history_is_a_png(tmp_path, name, recwarn):
     assert [str(w.message) for w in recwarn] == []
 
 
+def test_a_narrow_picture_is_higher_than_wide(tmp_path):
+    plot_trajectories(PICTURES["full"], tmp_path / "narrow.png", narrow=True)
+    height, width = matplotlib.image.imread(tmp_path / "narrow.png").shape[:2]
+    assert (width, height) == (720, 864)
+
+
 def test_different_histories_give_different_pictures(tmp_path):
     pictures = []
     for name in ("full", "every kind of score", "empty ensemble", "one point"):

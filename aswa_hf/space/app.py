@@ -41,6 +41,8 @@ def theme() -> Any:
         block_info_text_color_dark=DARK["soft-ink"],
         block_label_text_color=LIGHT["soft-ink"],
         block_label_text_color_dark=DARK["soft-ink"],
+        checkbox_border_color=LIGHT["soft-ink"],
+        checkbox_border_color_dark=DARK["soft-ink"],
     )
 
 

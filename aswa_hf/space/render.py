@@ -66,8 +66,14 @@ CSS = (
   .aswa .stacked tr th { grid-column: 1 / -1; }
   .aswa .stacked tr td { border: 0 !important; padding: 2px 4px; }
   .aswa .stacked td.split { display: block; color: var(--soft-ink); font-size: 13px; }
-  .aswa .nodes text { font-size: 20px; } .aswa .nodes .relation { font-size: 17px; }
+  .aswa .chains td:has(.bar) { display: none; }
 }
+.aswa .chains td { vertical-align: top; }
+.gradio-container .prose table { display: block; width: fit-content; max-width: 100%; overflow-x: auto; }
+.gradio-container .prose :is(th, td) { overflow-wrap: normal; word-break: normal; padding: 6px 10px; }
+.gradio-container .prose td { border-color: var(--line); } .gradio-container .prose th { border-color: var(--line); }
+.gradio-container input[type="range"]::-webkit-slider-thumb { border: 2px solid var(--ours); }
+.gradio-container input[type="range"]::-moz-range-thumb { border: 2px solid var(--ours); }
 """
 )
 
@@ -75,7 +81,7 @@ CSS = (
 def short(label: str, longest: int = LONGEST) -> str:
     """Returns a label, escaped; a long one is cut, with the whole in its tooltip."""
     if len(label) <= longest:
-        return escape(label)
+        return escape(label).replace("_", "_<wbr>")  # a line may end there
     return f'<span title="{escape(label[:1000])}">{escape(label[: longest - 1])}…</span>'
 
 
@@ -131,7 +137,7 @@ def chains(question: str, found: Iterable[Mapping[str, Any]]) -> str:
             f"<td>{bar(one['truth'], 'truth of ' + one['label'])}</td><td class='n'>{one['truth']:.3g}</td></tr>"
         )
     return piece(
-        f"<table><caption>{escape(question[:600])}</caption><thead><tr><th class='n'>rank</th>"
+        f"<table class='chains'><caption>{escape(question[:600])}</caption><thead><tr><th class='n'>rank</th>"
         "<th>answer and how it is reached</th>"
         f"<th colspan='2'>truth</th></tr></thead><tbody>{''.join(rows)}</tbody></table>"
     )
@@ -141,43 +147,50 @@ def neighbourhood(entity: str, edges: Sequence[Edge]) -> str:
     """Returns a small picture of an entity and its neighbours: known ones with a line, predicted ones dashed."""
     if not edges:
         return piece('<p class="quiet">This entity has no neighbours to show.</p>')
-    width, height, x0, y0 = 640, 420, 320, 210
+    legend = '<p class="quiet">Solid: in the graph. Dashed: predicted by the model.</p>'
+    wide, narrow = _nodes(entity, edges, 640, 420, 20), _nodes(entity, edges, 380, 520, 16)
+    return piece(f'<div class="wide-only">{wide}</div><div class="narrow-only">{narrow}</div>{legend}')
+
+
+def _nodes(entity: str, edges: Sequence[Edge], width: int, height: int, longest: int) -> str:
+    """Returns an entity in the middle and its neighbours around it; labels have at most `longest` characters."""
+    x0, y0 = width // 2, height // 2
+    side = 3.6 * longest  # half of the width of the longest label
     told = "; ".join(
         f"{e.relation} {'to' if e.outgoing else 'from'} {e.other}{'' if e.known else ' (predicted)'}" for e in edges
     )
+    arrow = f"aswa-arrow-{width}"
     parts = [
         f'<svg class="nodes" viewBox="0 0 {width} {height}" width="100%" role="img" '
         f'aria-label="{escape(f"Neighbours of {entity[:200]}: {told[:1500]}")}" xmlns="http://www.w3.org/2000/svg">'
-        '<defs><marker id="aswa-arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
+        f'<defs><marker id="{arrow}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
         'orient="auto"><path d="M0 0L8 4L0 8z" style="fill:var(--soft-ink);stroke:none"/></marker></defs>'
     ]
     for i, edge in enumerate(edges):
         angle = 2 * math.pi * i / len(edges) - math.pi / 2
-        x, y = x0 + 235 * math.cos(angle), y0 + 160 * math.sin(angle)
+        x, y = x0 + (x0 - 1.2 * side) * math.cos(angle), y0 + (y0 - 50) * math.sin(angle)
         kind = "known" if edge.known else "predicted"
         length = math.hypot(x - x0, y - y0)
         ux, uy = (x - x0) / length, (y - y0) / length
         ends = [(x0 + 16 * ux, y0 + 16 * uy), (x - 11 * ux, y - 11 * uy)]
         (ax, ay), (bx, by) = ends if edge.outgoing else ends[::-1]
         parts.append(
-            f'<path class="{kind}" d="M{ax:.0f} {ay:.0f}L{bx:.0f} {by:.0f}" marker-end="url(#aswa-arrow)"/>'
+            f'<path class="{kind}" d="M{ax:.0f} {ay:.0f}L{bx:.0f} {by:.0f}" marker-end="url(#{arrow})"/>'
             f'<circle class="{kind}" cx="{x:.0f}" cy="{y:.0f}" r="9"/>'
         )
         title = f"{edge.relation}: {edge.other}" + ("" if edge.known else f" (predicted, {edge.share:.2f})")
-        anchor = "middle"
         below = y + (30 if y >= y0 else -16)
         parts.append(
-            f'<text x="{min(max(x, 70), width - 70):.0f}" y="{below:.0f}" text-anchor="{anchor}">'
-            f"<title>{escape(title[:500])}</title>{_cut(edge.other, 20)}</text>"
+            f'<text x="{min(max(x, side), width - side):.0f}" y="{below:.0f}" text-anchor="middle">'
+            f"<title>{escape(title[:500])}</title>{_cut(edge.other, longest)}</text>"
             f'<text class="relation" x="{x0 + 0.55 * (x - x0):.0f}" y="{y0 + 0.55 * (y - y0) - 4:.0f}" '
-            f'text-anchor="middle">{_cut(edge.relation, 24)}</text>'
+            f'text-anchor="middle">{_cut(edge.relation, longest)}</text>'
         )
     parts.append(f'<circle class="own" cx="{x0}" cy="{y0}" r="13"/>')
     parts.append(
         f'<text x="{x0}" y="{y0 + 32}" text-anchor="middle" font-weight="600">{_cut(entity, 30)}</text></svg>'
     )
-    legend = '<p class="quiet">Solid: in the graph. Dashed: predicted by the model.</p>'
-    return piece("".join(parts) + legend)
+    return "".join(parts)
 
 
 def _cut(text: str, longest: int) -> str:

@@ -18,6 +18,7 @@ from aswa_hf.trajectory import Trajectory, decode_numbers, load_trajectories
 
 GRAPH, EXAMPLES = "graph.safetensors", "examples"
 LINKS, IMAGES, TEXT, OTHER = "links", "images", "text", "other"
+UNNAMED = "# Model Card for Model ID\n"  # the title of the libraries' empty forms
 T = TypeVar("T")
 
 
@@ -46,11 +47,10 @@ class Source:
     def card(self) -> str:
         """Returns the text of the model card, without its metadata."""
         path = self.folder / CARD
-        if path.is_file():
-            text = path.read_text(encoding="utf-8")
-        elif self.trajectories:
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        if (not text or UNNAMED in text) and self.trajectories:  # peft writes a form that nobody has filled in
             text = _rendered(self.folder, self.name)
-        else:
+        if not text:
             return "This model has no card."
         if text.startswith("---\n"):
             text = text.partition("\n---\n")[2]

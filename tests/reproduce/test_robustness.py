@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from aswa_hf.plotting import plot_panels
+from aswa_hf.plotting import draw_panels, plot_panels
 from aswa_hf.reproduce.robustness import (
     Swept,
     as_json,
@@ -72,6 +72,9 @@ def test_curves_have_means_and_ranges_over_seeds(tmp_path):
     assert right.title == "ComplEx on d, learning rate 0.1"
     plot_panels([(left, right)], tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    figure = draw_panels([(left, right)], labels={"aswa": "ASWA"}, narrow=True)  # one panel below the other
+    assert [axis.get_subplotspec().get_geometry()[:2] for axis in figure.axes] == [(2, 1), (2, 1)]
+    assert "ASWA" in [text.get_text() for text in figure.legends[0].get_texts()]
 
 
 def test_finished_runs_are_read_from_their_folders(tmp_path):

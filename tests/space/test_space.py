@@ -157,6 +157,16 @@ def test_neighbours_are_known_ones_first_and_then_predicted(links):
     assert not {e.other for e in predicted} & {"a", "b", "c"}
 
 
+def test_the_labels_of_neighbours_stay_within_the_picture(links):
+    html = render.neighbourhood("a", links.neighbourhood("a"))
+    for svg in re.findall("<svg.*?</svg>", html):
+        width, height = map(int, re.search(r'viewBox="0 0 (\d+) (\d+)"', svg).groups())
+        for x, y, text in re.findall(r'<text[^>]* x="(\d+)" y="(\d+)"[^>]*>(?:<title>.*?</title>)?([^<]*)', svg):
+            assert 3.6 * len(text) <= int(x) <= width - 3.6 * len(text)
+            assert 10 < int(y) < height
+    assert html.count("<svg") == 2  # wide, and for phones
+
+
 # Other people's text
 
 
@@ -325,6 +335,9 @@ def test_the_card_is_that_of_the_folder_or_as_a_push_would_write_it(run, tmp_pat
     other = link_run(tmp_path / "run")
     (other / "README.md").write_text("---\ntags: [a]\n---\n# My own card\n![picture](trajectory.png)\n")
     assert open_source(other).card() == "# My own card"
+    (other / "README.md").write_text("---\ntags: [a]\n---\n# Model Card for Model ID\n[More Information Needed]\n")
+    assert "More Information" not in open_source(other).card()
+    assert "ASWA" in open_source(other).card()
 
 
 def test_a_folder_that_is_no_run_and_one_that_is_not_there_are_refused(tmp_path):
