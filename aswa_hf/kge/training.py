@@ -193,6 +193,10 @@ class KGETrainer(Trainer):
             self._last_loss = loss
         return self._last_loss
 
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        # Of sharded entities each process has only the gradients of its own rows, so there is no norm to log.
+        return None if row_sharded(self.model) else super()._get_grad_norm(model, grad_norm)
+
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         if "loss" in logs:  # and not the metrics of an evaluation
             self._steps_since_log = 0

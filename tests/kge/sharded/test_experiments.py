@@ -1,5 +1,7 @@
 """`KGERun(shard_entities=True)`: the same run on one, two and three processes, resumed on others."""
 
+import json
+
 import pytest
 import sharded_jobs
 from sharded_jobs import assert_near
@@ -20,6 +22,13 @@ def test_a_run_is_the_same_on_one_and_two_processes(two, folder):
     for found in two:
         assert found["world"] == 2
         assert_near(found["strategies"], expected["strategies"], 1e-6)
+
+
+def test_no_norm_of_gradients_is_logged_because_each_process_has_only_those_of_its_rows(two, folder):
+    (path, *_) = (folder / "experiment").glob("**/trainer_state.json")
+    logged = [entry for entry in json.loads(path.read_text())["log_history"] if "loss" in entry]
+    assert logged
+    assert not any("grad_norm" in entry for entry in logged)
 
 
 def test_the_saved_model_evaluates_as_the_run_did(two, folder):
