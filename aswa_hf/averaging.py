@@ -4,8 +4,8 @@ Averaged: the trainable floating-point parameters, in float32 or higher precisio
 Copied: the persistent buffers (with `average_buffers`, floating-point buffers are averaged too). One copy of the
 weights is kept, plus another (the running weights) while averaged weights are in the model. All updates are in place:
 compiled modules, optimizers and gradient hooks keep their tensors. If the model is sharded, each process averages the
-rows it holds. Of a table of which an optimizer writes few rows, only the rows are read, written and kept in which the
-running weights and the average may differ: those written since Θ_A := Θ.
+rows it holds. If an optimizer writes few rows of a table, only the rows in which the running weights and the average
+may differ are read, written and kept: those written since Θ_A := Θ.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from aswa_hf._utils.zero import (
 _CHUNK = 1 << 20
 # The models that hold averaged weights until a block ends.
 _HOLDING: WeakSet[nn.Module] = WeakSet()
-# Elements per chunk where several averages take the same weights: these stay in the cache until all have them.
+# Elements per chunk where several averages take the same weights, which stay in the cache until all are updated.
 _CACHED = 1 << 19
-# Rows that should be equal and are looked at before the others are believed to be.
+# How many of the rows that should be equal are compared, before all of them are assumed to be equal.
 _SAMPLED = 4096
 
 
@@ -381,7 +381,7 @@ class WeightAverage:
     def _different_rows(
         self, averaged: Mapping[str, Tensor], tables: Mapping[str, Any] | None = None, *, compare: bool = True
     ) -> dict[str, Tensor]:
-        """Returns, of tracked tables, the rows in which Θ and Θ_A may differ, where these are not the most.
+        """Returns, of tracked tables, the rows in which Θ and Θ_A may differ, unless these are most of the rows.
 
         If they are not known, they are found by comparing all rows, or with `compare=False` left out.
         """

@@ -42,7 +42,7 @@ class _SavedStrategy:
 
 @dataclass
 class _SavedState:
-    """The schema of a state; what else is in one, its strategies check."""
+    """The schema of a state; its strategies check everything else in it."""
 
     version: int
     strategies: dict[str, _SavedStrategy]

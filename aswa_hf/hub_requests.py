@@ -1,4 +1,4 @@
-"""Requests to the Hub that always end: a timeout for each, repetition after passing faults, errors in one line."""
+"""Requests to the Hub that always end: a timeout for each, retries after transient errors, errors in one line."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from huggingface_hub.errors import OfflineModeIsEnabled
 from huggingface_hub.utils import _http
 
 TIMEOUT = 20.0  # seconds
-WAITS = (1.0, 2.0, 4.0)  # seconds before each repetition
+WAITS = (1.0, 2.0, 4.0)  # seconds before each retry
 LONGEST_WAIT = 20.0  # seconds that a server may ask for during a push
-PASSING = (408, 429, 500, 502, 503, 504)
+TRANSIENT = (408, 429, 500, 502, 503, 504)
 REASON_LENGTH = 500
 
 logger = logging.getLogger(__name__)
@@ -32,14 +32,14 @@ class HubError(OSError):
 
 
 class NoAnswerError(HubError, OfflineModeIsEnabled):
-    """Raised instead of the library's timeout, which it would wait for five more times.
+    """Raised instead of the library's own timeout error, after which it would try five more times.
 
-    To the library it means that there is no Hub: a download takes what is in the cache.
+    The library treats it as being offline: a download uses what is in the cache.
     """
 
 
 class UnreachableError(NoAnswerError):
-    """Raised if the server's name cannot be resolved, if there is no way to it, or if it refuses the connection.
+    """Raised if the server's name cannot be resolved, if the network is unreachable, or if it refuses the connection.
 
     The library would try six times. A push, which may run unattended for hours, tries again; a download fails at once.
     """
@@ -49,9 +49,8 @@ class UnreachableError(NoAnswerError):
 def bounded_requests(timeout: float = TIMEOUT, *, longest_wait: float = LONGEST_WAIT) -> Iterator[list[NoAnswerError]]:
     """Inside the block, every request of huggingface_hub ends after `timeout` seconds without an answer.
 
-    A server that asks to wait, for more than `longest_wait` seconds in all, is not waited for.
-    The client stays the same, and so do timeouts of its own and of single requests. Yields the list of requests that
-    had no answer.
+    A request fails if the server asks to wait for more than `longest_wait` seconds in total. The client stays the
+    same, and so do its own timeouts and those of single requests. Yields the list of requests that had no answer.
     """
     if timeout <= 0:
         raise ValueError(f"The timeout must be above 0 seconds, got {timeout:g}.")
@@ -105,7 +104,7 @@ def bounded_requests(timeout: float = TIMEOUT, *, longest_wait: float = LONGEST_
 
 
 class _Watch:
-    """Follows one request: says after a quarter of the timeout what is being waited for, and ends it after all of it.
+    """Follows one request: logs after a quarter of the timeout that it is pending, and ends it after the timeout.
 
     httpx calls it with the name of each event.
     """
@@ -135,7 +134,7 @@ class _Watch:
 
 @dataclass(frozen=True)
 class Step:
-    """A part of a push: its calls are repeated after passing errors, and its messages never hold the token."""
+    """A part of a push: its calls are repeated after transient errors, and its messages never contain the token."""
 
     what: str
     token: str
@@ -146,7 +145,7 @@ class Step:
             try:
                 return call()
             except Exception as error:
-                if not is_passing(error):
+                if not is_transient(error):
                     raise
                 seconds = max(wait, _retry_after(getattr(error, "response", None)))
                 logger.warning(f"Trying again in {seconds:g} s to {self.what}: {self.reason(error)}")
@@ -168,11 +167,11 @@ class Step:
         return found if len(found) <= REASON_LENGTH else f"{found[:REASON_LENGTH]}…"
 
 
-def is_passing(error: Exception) -> bool:
+def is_transient(error: Exception) -> bool:
     """Returns whether the same request may succeed a moment later."""
     status = status_of(error)
     if status is not None:
-        return status in PASSING
+        return status in TRANSIENT
     if isinstance(error, UnreachableError):
         return True
     # Errors of httpx have no base class common to all versions of huggingface_hub.
@@ -217,7 +216,7 @@ def _without_query(text: str) -> str:
 
 def _retry_after(response: Any) -> float:
     """Returns the seconds that a refused request is asked to wait, 0 if it is not."""
-    if response is None or response.status_code not in PASSING:
+    if response is None or response.status_code not in TRANSIENT:
         return 0.0
     limit = _http.parse_ratelimit_headers(response.headers)
     if response.status_code == 429 and limit is not None and limit.remaining == 0:

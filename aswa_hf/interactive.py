@@ -111,8 +111,8 @@ def trajectory_svg(
 
     The text of the point under the pointer is shown in a `panel` above the plot, or in the browser's own tooltip.
     `chosen` marks a decision point, and shows the weights as they were after it. `animated` draws the run in time.
-    `width` is how wide the plot is beside its letters, which have 13 of its units: a narrow one can be read on a
-    phone. `explained=False` leaves the texts of the points out.
+    `width` is in the units of the SVG, in which letters have the size 13: a narrow plot can be read on a phone.
+    `explained=False` leaves the texts of the points out.
     """
     name = main_trajectory(trajectories)
     trajectory = trajectories[name]

@@ -288,7 +288,7 @@ def as_png(figure: Any) -> bytes:
 def as_svg(figure: Any, salt: str = "aswa") -> str:
     """Returns a figure as an SVG element for an HTML page, with its text as text.
 
-    `salt` tells its identifiers from those of another one in the same page.
+    `salt` distinguishes its identifiers from those of another one in the same page.
     """
     import matplotlib
 

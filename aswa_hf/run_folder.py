@@ -136,7 +136,7 @@ def check_unchanged(run: Path, *patterns: str) -> None:
     files = [path for pattern in patterns for path in run.glob(pattern) if path != marker]
     if reason := changed(run, marker, files):
         raise ValueError(
-            f"{run} is not as its run has left it: {reason}. Restore the file or train again; if it was changed on "
+            f"{run} has changed since it was written: {reason}. Restore the file or train again; if it was changed on "
             f"purpose, delete {marker}."
         )
 

@@ -22,7 +22,9 @@ def test_another_content_is_noticed_where_it_matters(run, name):
     check_unchanged(run, "*.json", "*.safetensors", "aswa/*")
     (run / name).write_text(f"content 0f {name}")
     check_unchanged(run, "results.json")  # not this one
-    with pytest.raises(ValueError, match=f"{re.escape(str(run))} is not as its run has left it: .*{name} has changed"):
+    with pytest.raises(
+        ValueError, match=f"{re.escape(run.name)} has changed since it was written: .*{name} has changed"
+    ):
         check_unchanged(run, "*.json", "*.safetensors", "aswa/*")
 
 

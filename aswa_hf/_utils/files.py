@@ -151,7 +151,7 @@ def _problem(content: Any, problems: Any) -> str:
     """The first problem that pydantic found, and what was expected in its place."""
     if problems[0]["type"] == "json_invalid":
         return f" is damaged: {problems[0]['msg']}."
-    # A union has a problem for each of its types: those that look deepest into the content say most.
+    # A union has a problem for each of its types: the one that is deepest in the content is the most specific.
     first = max(problems, key=lambda one: _find(content, one["loc"])[2])
     field, found, _ = _find(content, first["loc"])
     if first["type"] == "missing":
@@ -202,8 +202,8 @@ def nearest_path(path: str | os.PathLike[str]) -> str:
 def refuse_mistyped(name: str | os.PathLike[str], *, owner: bool = True) -> None:
     """Raises FileNotFoundError for a path that does not exist and cannot be meant as a Hub repository.
 
-    Asking the Hub for it would take long, and say less. Models have an `owner` (`user/model`); some old datasets have
-    none.
+    Asking the Hub for it would take long, and the error would be less clear. Models have an `owner` (`user/model`);
+    some old datasets have none.
     """
     path = Path(name).expanduser()
     if path.exists():

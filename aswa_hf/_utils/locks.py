@@ -14,8 +14,8 @@ LOCK_FILE = ".lock"
 
 
 @contextmanager
-def only_user(folder: Path, name: str = LOCK_FILE) -> Iterator[None]:
-    """Keeps other runs out of a folder; the lock ends with this process, however that ends."""
+def locked(folder: Path, name: str = LOCK_FILE) -> Iterator[None]:
+    """Locks a folder for this run; the lock is released when the process ends, also if it is killed."""
     path = folder / name
     path.touch()  # a folder that cannot be written to is an error, a file system without locks is not
     with ExitStack() as held:
@@ -43,7 +43,7 @@ def hold(folder: Path, name: str) -> None:
     if path in _held and _held[path][0] == threading.get_ident():
         release(folder, name)
     lock = ExitStack()
-    lock.enter_context(only_user(folder, name))
+    lock.enter_context(locked(folder, name))
     _held[path] = (threading.get_ident(), lock)
 
 

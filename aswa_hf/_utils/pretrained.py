@@ -17,7 +17,7 @@ def load_strictly(model_class: Any, folder: str | Path, *, unexpected: bool = Fa
         model, about = model_class.from_pretrained(folder, output_loading_info=True, **options)
     except (OSError, ValueError):
         raise
-    except Exception as error:  # of many kinds, by what the files hold
+    except Exception as error:  # many kinds of errors, depending on the files
         reason = " ".join(str(error).split())
         raise ValueError(f"The model in {folder} cannot be loaded: {type(error).__name__}: {reason}") from None
     for what in ("missing", "mismatched") if unexpected else ("missing", "unexpected", "mismatched"):

@@ -19,7 +19,7 @@ def closing_process_group() -> Iterator[None]:
     ...     main()
 
     Models, optimizers and accelerators are released first if they are variables of a function that the block calls, as
-    above. A group that something still refers to keeps its threads, and a thread that is still at work while the
+    above. A group that something still refers to keeps its threads, and a thread that is still running while the
     interpreter shuts down aborts the process ("terminate called without an active exception").
 
     A group that exists before the block is not touched. Without a group this does nothing.

@@ -95,8 +95,8 @@ def _optional(number: float | None) -> Tensor:
 def rewound(batches: Any) -> Iterator[Any]:
     """Yields `batches` rewound to the start of epoch 0, and restores the state of a loader afterwards.
 
-    A loader with a generator of its own, with workers that stay, or of accelerate's making remembers each pass over
-    it. It may be in the middle of one, or be left in the middle of this one.
+    A loader with its own generator, with persistent workers, or prepared by accelerate remembers each pass over it. It
+    may be in the middle of one, or be left in the middle of this one.
     """
     saved: list[tuple[Any, str, Any]] = []
     for part in loader_parts(batches):

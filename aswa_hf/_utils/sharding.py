@@ -74,7 +74,7 @@ def undivided(loader: Any) -> Any:
     sampler: Any = getattr(loader, "batch_sampler", None)
     if hasattr(sampler, "process_index"):
         sampler.num_processes, sampler.process_index = 1, 0
-        sampler.even_batches = False  # or the last batch would be filled up
+        sampler.even_batches = False  # otherwise the last batch would be padded with other examples
     return loader
 
 
@@ -99,7 +99,7 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def _fsdp_module() -> type | None:
-    # Importing FSDP takes most of a second, and who has not imported it has sharded nothing.
+    # Importing FSDP takes most of a second; if nothing has imported it, no model is sharded with it.
     if "torch.distributed.fsdp" not in sys.modules or not is_distributed():
         return None
     kind: type = sys.modules["torch.distributed.fsdp"].FSDPModule

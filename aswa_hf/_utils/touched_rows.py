@@ -1,9 +1,10 @@
-"""Which rows of a table an optimizer has changed, so that averages can leave all others alone.
+"""Which rows of a table an optimizer has changed, so that averages can skip all others.
 
-An optimizer that writes only the rows of a sparse gradient says so with `writing(parameter, rows)`. From then on the
-table is tracked: a `RowSet` that follows it holds the rows that were written since. Every other change in place
-(loading, another optimizer, a dense step) is noticed by the parameter's version, and the sets that follow it are void.
-Changes through `parameter.data` or a numpy array have no version: those who make them call `forget(parameter)`.
+An optimizer that writes only the rows of a sparse gradient declares them with `writing(parameter, rows)`. From then on
+the table is tracked: a `RowSet` that follows it holds the rows that were written since. Every other change in place
+(loading, another optimizer, a dense step) is noticed by the parameter's version, and makes the sets that follow it
+invalid. Changes through `parameter.data` or a numpy array have no version: code that makes them must call
+`forget(parameter)`.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def load_weights(path: Path, model: nn.Module) -> None:
 
 
 def load_optimizer(path: Path, model: nn.Module, optimizer: Any) -> None:
-    """Restores the state of an optimizer; raises ValueError on every rank if it is one of other parameters."""
+    """Restores the state of an optimizer; raises ValueError on every rank if it belongs to other parameters."""
     tables = row_sharded(model)
     own = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
     with _opened(path, model) as (content, tensors):

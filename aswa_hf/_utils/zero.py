@@ -86,7 +86,7 @@ def whole_of(parameter: Any) -> Tensor:
     part = parameter.ds_tensor
     if optimizer not in _MESHES:
         _MESHES[optimizer] = init_device_mesh(part.device.type, (world_size(),))
-    # The last parts are filled up to the size of the first.
+    # The last parts are padded to the size of the first.
     left = max(0, parameter.ds_numel - rank() * part.numel())
     rows = part.detach().narrow(0, 0, min(left, part.numel()))
     shape = torch.Size((parameter.ds_numel,))
@@ -102,11 +102,11 @@ def with_parameter(tensor: Tensor, parameter: Any) -> Tensor:
 
 
 def release_gathered(model: nn.Module) -> None:
-    """Frees the weights that ZeRO-3 has gathered: those of the next use are gathered from the parts.
+    """Frees the weights that ZeRO-3 has gathered; the next use gathers them from the parts.
 
-    Small ones are gathered again at once, as after a step: DeepSpeed takes those that a model finds missing where it
-    uses the weight of another module for new ones, and then fails in the next forward pass. All processes must call
-    this.
+    Small ones are gathered again at once, as after a step. Otherwise, where a model uses the weight of another module
+    and finds it missing, DeepSpeed would register it as a new one and fail in the next forward pass. All processes
+    must call this.
     """
     if "deepspeed" in sys.modules:
         for optimizer in {p._z3_optimizer for p in model.parameters() if hasattr(p, "_z3_optimizer")}:

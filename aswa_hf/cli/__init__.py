@@ -84,10 +84,10 @@ def main() -> None:
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     arguments = [argument for argument in sys.argv[1:] if argument != DEBUG]
-    # The library's own bars for every file it reads or writes; a run has a bar of its own, an upload has not.
+    # The library's own bars for every file it reads or writes; a run has its own bar, an upload does not.
     if arguments[:1] not in (["push"], ["space"]):
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    warnings.showwarning = _say
+    warnings.showwarning = _show_warning
     try:
         with closing_process_group():
             status = app(arguments, standalone_mode=False)  # typer itself would draw a box around wrong usage
@@ -97,7 +97,7 @@ def main() -> None:
         if DEBUG in sys.argv:
             traceback.print_exc()
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
-            _tell_usage(error)
+            _show_usage(error)
             sys.exit(error.exit_code)
         sys.exit(f"aswa-hf: {_line(error)}")
     if status == INTERRUPTED:
@@ -107,19 +107,19 @@ def main() -> None:
 
 
 def _line(error: BaseException) -> str:
-    """An error in one line; one that this package does not expect with its type."""
+    """An error in one line; an unexpected one is shown with its type."""
     text = " ".join(str(error).split())
     if reason := _exhausted(error):
         return reason
     # An import that fails has the name of the module; an error of our own says what to install.
-    is_told = isinstance(error, ImportError) and error.name is None
-    if (isinstance(error, (ValueError, TypeError, OSError)) or is_told) and text:
+    is_ours = isinstance(error, ImportError) and error.name is None
+    if (isinstance(error, (ValueError, TypeError, OSError)) or is_ours) and text:
         return text
     return f"unexpected {type(error).__name__}: {text} (use {DEBUG} to see where)"
 
 
-def _tell_usage(error: Any) -> None:
-    """Wrong usage in one line; a command that was given nothing has shown its help."""
+def _show_usage(error: Any) -> None:
+    """Shows wrong usage in one line; a command without arguments has already shown its help."""
     context: Any = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
         return  # printed when the error was made
@@ -128,13 +128,13 @@ def _tell_usage(error: Any) -> None:
     sys.stderr.write(f"aswa-hf: {message}{'' if message[-1:] in '.?)' else '.'}{hint}\n")
 
 
-def _say(message: Warning | str, *_place: Any, **_more: Any) -> None:
-    """A warning without the line of code it came from, which does not help a user of commands."""
+def _show_warning(message: Warning | str, *_place: Any, **_more: Any) -> None:
+    """Shows a warning without the line of code it came from, which does not help a user of commands."""
     sys.stderr.write(f"warning: {' '.join(str(message).split())}\n")
 
 
 def _exhausted(error: BaseException) -> str | None:
-    """What the machine ran out of, if that is what the error says; torch has no errors of their own for these."""
+    """What the machine ran out of, if that is the error; torch has no error classes of its own for this."""
     text = str(error)
     what = text.splitlines()[0] if text else type(error).__name__
     if isinstance(error, MemoryError) or any(sign in text for sign in OUT_OF_MEMORY):

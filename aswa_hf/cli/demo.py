@@ -176,7 +176,7 @@ def _table(strategies: dict[str, Strategy], test: dict[str, float]) -> Any:
 
 
 def _countries(console: Console, output_dir: Path, seed: int) -> dict[str, Any]:
-    """Trains a link predictor on the world's countries and asks it three questions whose answers were held back.
+    """Trains a link predictor on the world's countries and asks it three questions whose answers were held out.
 
     Returns the test metrics of each strategy, and the answers.
     """

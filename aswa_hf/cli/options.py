@@ -25,7 +25,7 @@ METAVARS = {int: "N", float: "X", str: "NAME", tuple: "NAMES", bool: ""}
 
 @contextmanager
 def loading(what: str) -> Iterator[Callable[[], None]]:
-    """Says what is being loaded, on a terminal, until it is: importing the libraries alone takes seconds.
+    """Shows on a terminal what is being loaded until the block ends: importing the libraries alone takes seconds.
 
     Yields a function that clears the line before the end.
     """
@@ -47,7 +47,7 @@ def loading(what: str) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def uploading(repo: str) -> Iterator[None]:
-    """Says on a terminal what is being pushed where; the library's own bars show how much is left."""
+    """Shows on a terminal where files are being pushed; the library's own bars show how much is left."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # one bar for every file that is read

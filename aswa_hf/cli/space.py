@@ -18,7 +18,8 @@ RUN = Annotated[
 def serve(
     run: RUN,
     port: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=65535, help="The port (default: the first free from 7860).")
+        int | None,
+        typer.Option(metavar="N", min=1, max=65535, help="The port (default: a free one from 7860 on)."),
     ] = None,
     host: Annotated[
         str, typer.Option(metavar="NAME", help="The address to listen at; 0.0.0.0 lets other machines in.")

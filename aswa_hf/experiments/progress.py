@@ -27,11 +27,11 @@ def progress_bar(console: Console) -> Progress:
 class OnStep(TrainerCallback):
     """Calls a function with the number of optimizer steps done and their total, at the start and after each step.
 
-    `say` is called with the score of the ensemble, as words, whenever `decisions_shown` sees a decision.
+    `describe` is called with the score of the ensemble as text, whenever `decisions_shown` sees a decision.
     """
 
-    def __init__(self, report: Callable[[int, int], None], say: Callable[[str], object] = str):
-        self.report, self.say = report, say
+    def __init__(self, report: Callable[[int, int], None], describe: Callable[[str], object] = str):
+        self.report, self.describe = report, describe
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.report(state.global_step, state.max_steps)
@@ -74,7 +74,7 @@ def decisions_shown(
                 words = f", {callback.score.label} {100 * record.score:.2f} %"
                 for bar in trainer.callback_handler.callbacks:
                     if isinstance(bar, OnStep):
-                        bar.say(words)
+                        bar.describe(words)
             if show == "none" or (show == "changes" and decision == "reject"):
                 return
             console.print(

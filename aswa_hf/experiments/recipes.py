@@ -49,7 +49,7 @@ class Recipe:
         return self.name.partition("/")[2]
 
     def run(self, **settings: Any) -> KGERun:
-        """The run of this recipe; `settings` are those that it leaves open (`dataset`), and changes."""
+        """The run of this recipe; `settings` are those that it does not set (`dataset`), and changes."""
         return KGERun(**{**self.settings, **settings})
 
 
@@ -62,7 +62,7 @@ def recipes() -> Iterator[Recipe]:
 
 
 def find_recipe(name: str) -> Recipe:
-    """A recipe by name, "<graph>/<model>", or of a file of one's own, "<path>.yaml/<model>"."""
+    """A recipe by name, "<graph>/<model>", or from your own file, "<path>.yaml/<model>"."""
     file, _, last = name.rpartition("/")
     own = file.endswith((".yaml", ".yml"))
     found = list(read_recipes(Path(file)) if own else recipes())
@@ -93,7 +93,7 @@ def recipes_listed() -> Group:
         notes.append(f"{recipe.name}: {recipe.about}")
     meaning = (
         "ASWA and the best epoch are of the same runs, in the mean over seeds. CPU seconds are of all threads, with "
-        "training, the averages of seven strategies and all evaluations. Not run: never completed by us."
+        "training, the averages of seven strategies and all evaluations. Not run: no completed run here."
     )
     return Group(table, "", *notes, "", meaning)
 

@@ -19,8 +19,8 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from aswa_hf._utils.distributed import on_every_rank, wait_for_all
 from aswa_hf._utils.files import make_folder, remove_temporary, write_failure, write_json, write_text
-from aswa_hf._utils.locks import LOCK_FILE, only_user
-from aswa_hf._utils.memory import forget_peak_memory, peak_memory
+from aswa_hf._utils.locks import LOCK_FILE, locked
+from aswa_hf._utils.memory import peak_memory, reset_peak_memory
 from aswa_hf._utils.random_state import preserved_rng
 from aswa_hf._utils.sharding import is_sharded
 from aswa_hf.checkpoint import library_versions
@@ -85,7 +85,7 @@ def sole_run(output_dir: Path) -> Iterator[None]:
     make_folder(output_dir)
     with ExitStack() as held:
         try:
-            held.enter_context(only_user(output_dir))
+            held.enter_context(locked(output_dir))
         except BlockingIOError:
             raise ValueError(
                 f"Another process is training in {output_dir}. Wait for it to end, or choose another --output-dir."
@@ -193,13 +193,13 @@ class SaveEveryTenth(TrainerCallback):
         self._announced = False
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.stop.look()
+        self.stop.check()
         if self.stop.agreed and not self._announced:
             self._announced = True
             logger.warning(f"{self.stop.name}: the run ends after this epoch, with a checkpoint.")
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.stop.look(now=True)
+        self.stop.check(now=True)
         every = max(1, int(args.num_train_epochs) // 10)
         is_last = state.global_step >= state.max_steps
         control.should_save = bool(self.stop.agreed or is_last or round(state.epoch) % every == 0)
@@ -270,7 +270,7 @@ def train_and_evaluate(
     folder = Path(trainer.args.output_dir)
     callback.writes_history = False  # it is written once, with the results
     trainer.add_callback(callback)
-    forget_peak_memory()
+    reset_peak_memory()
     start, start_cpu = time.perf_counter(), time.process_time()
     train_to_the_end(trainer, checkpoint, decisions_shown(trainer, callback, console, show="changes"))
     trained = time.perf_counter()

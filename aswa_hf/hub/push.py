@@ -23,7 +23,7 @@ from aswa_hf.hub.repository import (
     save_run,
     write_repository,
 )
-from aswa_hf.hub_requests import TIMEOUT, HubError, Step, bounded_requests, is_passing, status_of
+from aswa_hf.hub_requests import TIMEOUT, HubError, Step, bounded_requests, is_transient, status_of
 from aswa_hf.run_folder import ADAPTER_CONFIG, CARD
 from aswa_hf.strategies import Strategy
 
@@ -31,7 +31,7 @@ MAIN_BRANCH, RUNNING_BRANCH = "main", "running"
 # Files of an earlier push, removed unless this one has them: weights with other names, which a loader might load
 # instead of the new ones, and the arguments that the Trainer pickles.
 REPLACED = (*WEIGHT_FILES, ADAPTER_CONFIG, "training_args.bin")
-LOOK_TIMEOUT = 5.0  # seconds to look for a commit whose answer did not come, after the timeout
+LOOK_TIMEOUT = 5.0  # seconds to look for a commit whose response was lost, after the timeout
 RUNNING_CARD = """\
 ---
 tags:
@@ -161,7 +161,7 @@ class Branch:
             except Exception as error:
                 # A refusal is certain. After all other errors the commit may exist, and only its answer was lost.
                 refused = 400 <= (status_of(error) or 500) < 500 and status_of(error) != 412
-                if not refused or is_passing(error):
+                if not refused or is_transient(error):
                     with suppress(Exception):
                         if made := self.commit_with(folder, LOOK_TIMEOUT):
                             return made

@@ -287,7 +287,7 @@ def _check_weights(run: Path, config: Mapping[str, Any]) -> None:
 
 
 def _transformers_class(run: Path, config: Mapping[str, Any]) -> Any:
-    """Returns the class that transformers has for a model, if it has one; an adapter alone is none."""
+    """Returns the class that transformers has for a model; None if it has none, and for an adapter alone."""
     import transformers
 
     names = config.get("architectures") or [""]
@@ -305,7 +305,7 @@ def _timm_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     with preserved_rng():
         try:
             model = timm.create_model(config["architecture"], **options)
-        except Exception as error:  # of many kinds, by what the config says
+        except Exception as error:  # many kinds of errors, depending on the config
             reason = f"{type(error).__name__}: {error}"
             raise ValueError(f"The model of {CONFIG} cannot be built: {config['architecture']}, {reason}") from None
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}

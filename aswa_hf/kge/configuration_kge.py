@@ -23,7 +23,7 @@ class KGEConfig(PreTrainedConfig):
         inverse_relations: whether every relation r has an inverse at r + num_relations, used to predict heads.
         p, q: for Keci, the number of basis vectors of the Clifford algebra that square to +1 and to −1.
         loss: over the labels of a query: "binary" (a yes or no for every entity), "softmax" (one choice per triple:
-            1vsAll at the price of KvsAll) or "softmax-query" (one choice per query, spread over its true tails).
+            1vsAll at the cost of KvsAll) or "softmax-query" (one choice per query, spread over its true tails).
         input_dropout, query_dropout: on the embeddings of head and relation, and on the query vector.
         entity_dropout, relation_dropout: on all embeddings of entities, also as candidates, and of relations.
         regularizer, regularization: "n3" or "l2" of head, relation and tail, mean over the true triples of a batch,

@@ -276,7 +276,7 @@ def _dataset(name: str, revision: str | None, cache_dir: str | os.PathLike[str] 
     try:
         with bounded_requests() as unanswered:
             loaded = datasets.load_dataset(name, revision=revision, cache_dir=cache_dir and str(cache_dir))
-    except Exception as error:  # of many kinds, by what the folder or the repository holds
+    except Exception as error:  # many kinds of errors, depending on the files
         raise ValueError(_NOT_FOUND.format(name, reason_of_download(error, unanswered))) from error
     found = {}
     for split, names in SPLITS.items():

@@ -91,7 +91,7 @@ class KGEModel(PreTrainedModel):
             model, info = super().from_pretrained(*args, output_loading_info=True, **options)
         except (OSError, ValueError):
             raise
-        except Exception as error:  # of many kinds, by what the files hold
+        except Exception as error:  # many kinds of errors, depending on the files
             reason = " ".join(str(error).split())
             raise ValueError(f"The model in {args[0]} cannot be loaded: {reason}") from error
         problems = [f"{name!r} is missing" for name in info["missing_keys"]]

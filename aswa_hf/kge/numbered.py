@@ -38,7 +38,7 @@ def number_graph(
     """Numbers the triples of a folder of text files; the memory does not grow with the graph.
 
     Labels are first spread over temporary files by their hash, each of about `memory` bytes or less, and numbered
-    file by file. The result replaces nothing: `folder` must not exist.
+    file by file. Nothing is overwritten: `folder` must not exist.
     """
     source, folder = Path(source), Path(folder)
     files = split_files(source)
@@ -150,7 +150,7 @@ class _Numbering:
 
 
 def _blocks(path: Path, bar: Any) -> Iterator[list[Any]]:
-    """The three columns of a file, some lines at a time; raises ValueError, with the line, for one that is none."""
+    """The three columns of a file, some lines at a time; raises ValueError for a line that is not a triple."""
     row = done = 0
     kinds = dict.fromkeys(COLUMNS, pa.string())
     with path.open("rb") as raw:

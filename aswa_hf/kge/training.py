@@ -194,7 +194,7 @@ class KGETrainer(Trainer):
         return self._last_loss
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        # Of sharded entities each process has only the gradients of its own rows, so there is no norm to log.
+        # With sharded entities each process has only the gradients of its own rows, so there is no norm to log.
         return None if row_sharded(self.model) else super()._get_grad_norm(model, grad_norm)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
@@ -257,7 +257,7 @@ class KGETrainer(Trainer):
     def _load_rng_state(self, checkpoint: str | None) -> None:
         super()._load_rng_state(checkpoint)
         if checkpoint is not None and row_sharded(self.model):
-            # All processes draw the same numbers, also those that the saved run did not have.
+            # All processes draw the same numbers, also processes that the saved run did not have.
             (state,) = broadcast_object_list([rng_state()])
             set_rng_state(state)
 
@@ -296,7 +296,7 @@ def _balanced_batches(model: KGEModel, kg: KnowledgeGraph, args: TrainingArgumen
     """The steps of balanced sampling: of about as many triples over all processes as the batch size says."""
     if not row_sharded(model):
         raise ValueError(f"scheme={BALANCED!r} needs a model with sharded entities: see aswa_hf.kge.sharded.")
-    # Here: the module imports this one's neighbours.
+    # Imported here to avoid a circular import.
     from aswa_hf.kge.sharded import BalancedBatches
 
     world = args.world_size

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from aswa_hf._utils.distributed import agree, succeeding_together
 from aswa_hf._utils.files import remove_temporary, sync, write_failure
-from aswa_hf._utils.locks import only_user
+from aswa_hf._utils.locks import locked
 from aswa_hf._utils.random_state import loader_parts, rng_from_tensors, rng_state, rng_tensors, set_rng_state
 from aswa_hf._utils.sharding import is_sharded, row_sharded
 from aswa_hf._utils.training_state import load_optimizer, load_weights, save_training
@@ -86,18 +86,18 @@ class Place:
 
     @property
     def can_be_saved(self) -> bool:
-        """Whether the random state is known from which the next batch was made."""
+        """Whether the random state from which the next batch was made is known."""
         return self.asked is not None
 
     def batches_left(self, loader: Any, is_saved_next: Callable[[], bool]) -> Iterator[Any]:
         """Yields the remaining batches of the epoch; `is_saved_next` says if a checkpoint may follow the next one."""
-        # Whatever was read from it before, its order is that of this epoch.
+        # The order is that of this epoch, whatever was read from the loader before.
         if hasattr(loader, "set_epoch"):
             loader.set_epoch(self.epoch)
         if self.batches == 0:
             self.epoch_began = _state(loader)
             self.loss.zero_()
-        iterator = iter(loader) if self.now is None else self._gone_back_to(self.now, loader)
+        iterator = iter(loader) if self.now is None else self._rewound(self.now, loader)
         self.now = None
         while True:
             self.asked = rng_state() if is_saved_next() else None
@@ -116,10 +116,10 @@ class Place:
         self.epoch, self.batches = self.epoch + 1, 0
         return {"train_loss": float(loss)}
 
-    def _gone_back_to(self, now: Mapping[str, Any], loader: Any) -> Iterator[Any]:
+    def _rewound(self, now: Mapping[str, Any], loader: Any) -> Iterator[Any]:
         """The remaining batches, produced with the same random numbers as in an uninterrupted run.
 
-        A loader fetches one batch ahead: the one that comes next was fetched when the last one was asked for.
+        A loader fetches one batch ahead: the next batch was fetched when the last one was requested.
         """
         # Each worker has its own random state, which is only right if it produces all its batches again.
         can_skip = isinstance(loader, DataLoaderShard) and not loader.num_workers
@@ -218,7 +218,7 @@ class Place:
         if content["processes"] == accelerator.num_processes or tables:
             if self.batches and getattr(loader, "persistent_workers", False):
                 logger.warning("Persistent workers (persistent_workers=True) continue with other random numbers.")
-            self._take_up(ranks[rank], loader)
+            self._restore_random_states(ranks[rank], loader)
             return content
         logger.warning(
             f"{folder} was saved by {content['processes']} processes, this run has {accelerator.num_processes}: it "
@@ -244,7 +244,7 @@ class Place:
         tensors |= {f"loader/{key}": state for key, state in began["loader"].items()}
         return tensors | {"loss": self.loss.cpu()}
 
-    def _take_up(self, tensors: Mapping[str, Tensor], loader: Any) -> None:
+    def _restore_random_states(self, tensors: Mapping[str, Tensor], loader: Any) -> None:
         def under(kind: str) -> dict[str, Tensor]:
             return {key.removeprefix(f"{kind}/"): t for key, t in tensors.items() if key.startswith(f"{kind}/")}
 
@@ -267,7 +267,7 @@ def opened(accelerator: Accelerator, root: Path | None, resume: bool) -> Iterato
             with succeeding_together(accelerator.device):
                 if accelerator.is_main_process:
                     root.mkdir(parents=True, exist_ok=True)
-                    until_left.enter_context(only_user(root))
+                    until_left.enter_context(locked(root))
                     remove_temporary(root)
                     for left_over in root.glob(".checkpoint-*"):
                         shutil.rmtree(left_over, ignore_errors=True)

@@ -26,7 +26,7 @@ logger = get_logger(__name__)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # How often processes exchange received signals: each exchange is a synchronisation.
-SECONDS_BETWEEN_LOOKS = 1.0
+SECONDS_BETWEEN_CHECKS = 1.0
 
 
 def loss_of(model: nn.Module, batch: Any) -> Tensor:
@@ -225,20 +225,20 @@ class Stop:
         if self.handles:
             for number in SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:
-                    self._previous[number] = signal.signal(number, self._note)
+                    self._previous[number] = signal.signal(number, self._receive)
         return self
 
     def __exit__(self, *error: Any) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _receive(self, number: int, frame: FrameType | None) -> None:
         # A launcher forwards the Ctrl-C that its processes already received from the terminal.
         if self._received and number == signal.SIGINT and self.accelerator.num_processes == 1:
             raise KeyboardInterrupt
         self._received = number
 
-    def look(self, *, now: bool = False) -> None:
+    def check(self, *, now: bool = False) -> None:
         """Called on all processes after every step: about once a second, or `now`, they agree whether to stop."""
         if not self.enabled:
             return
@@ -252,7 +252,7 @@ class Stop:
         mine = torch.tensor([[self._received, seconds]], device=self.accelerator.device)
         received, slowest = self.accelerator.gather(mine).amax(0).tolist()
         self.agreed = int(received)
-        self._steps, self._wait, self._since = 0, int(SECONDS_BETWEEN_LOOKS / max(slowest, 1e-3)), time.monotonic()
+        self._steps, self._wait, self._since = 0, int(SECONDS_BETWEEN_CHECKS / max(slowest, 1e-3)), time.monotonic()
 
     @property
     def name(self) -> str:

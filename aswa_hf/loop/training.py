@@ -251,7 +251,7 @@ def fit(
                     if found := decide_now(epoch):
                         report({"epoch": epoch, "step": place.step, **found})
                     model.train()
-                stop.look()
+                stop.check()
                 if place.can_be_saved and not accelerator.gradient_state.end_of_dataloader:
                     save()
 
@@ -262,7 +262,7 @@ def fit(
                 row |= decide_now(place.epoch)
             row["learning_rate"] = optimizer.param_groups[0]["lr"]
             report(row)
-            stop.look(now=True)
+            stop.check(now=True)
             due = place.epoch % save_every == 0 or (save_steps and place.step % save_steps == 0)
             if due or stop.agreed or place.epoch == epochs:
                 save()

@@ -51,13 +51,13 @@ def run_grid(
             def advance(step: int, steps: int, run: GridRun = run, before: int = before) -> None:
                 progress.update(bar, completed=before + run.epochs * step // max(1, steps))
 
-            def say(words: str, place: str = place) -> None:
+            def describe(words: str, place: str = place) -> None:
                 progress.update(bar, description=f"{place}{words}")
 
             start = time.monotonic()
             try:
                 if not is_trained(run, output_dir):
-                    train(run, sources[run.dataset], output_dir, [OnStep(advance, say)])
+                    train(run, sources[run.dataset], output_dir, [OnStep(advance, describe)])
                 if not is_measured(table.name, run, output_dir):
                     measure(table.name, run, sources[run.dataset], output_dir)
             except Exception as error:

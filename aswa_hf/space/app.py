@@ -192,7 +192,7 @@ def _hops(links: Links) -> None:
             join = gr.Radio(
                 [("all paths (and)", "and"), ("any path (or)", "or")], value="and", label="An answer is reached by"
             )
-            together = gr.Button("Go on from all paths together", elem_id="hops-together")
+            together = gr.Button("Continue from all paths together", elem_id="hops-together")
             with gr.Row():
                 undo = gr.Button("Undo", min_width=80, elem_id="hops-undo")
                 clear = gr.Button("Clear", min_width=80, elem_id="hops-clear")

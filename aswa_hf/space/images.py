@@ -67,7 +67,7 @@ class Images:
 
 
 def write_examples(source: Source, folder: Path, count: int = 8) -> list[Path]:
-    """Writes test images of a run, one of each class in turn, as PNG files; none if the data are not at hand."""
+    """Writes test images of a run, one of each class in turn, as PNG files; none if the data are not available."""
     from aswa_hf.experiments.image import load_images
     from aswa_hf.experiments.settings import ImageRun, read_run
     from aswa_hf.run_folder import SETTINGS

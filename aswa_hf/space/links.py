@@ -82,7 +82,7 @@ class Question:
     def from_all(self) -> Question:
         """Lets the next hop start from the answers of all paths together."""
         if len(self.paths) < 2 or not self.paths[-1][1]:
-            raise ValueError("There must be two or more paths, each with a relation, to go on from them together.")
+            raise ValueError("There must be two or more paths, each with a relation, to continue from them together.")
         return Question(self.paths, self.join, self.after, True)
 
     def joined_by(self, join: str) -> Question:

@@ -115,7 +115,7 @@ def answers(question: str, found: Sequence[Answer], has_graph: bool) -> str:
             f"<td>{bar(one.share, f'probability of {one.label}')}</td>"
             f'<td class="n">{one.share:.3f}</td><td class="n wide-only">{one.score:.3f}</td></tr>'
         )
-    note = "" if has_graph else '<p class="quiet">The graph is not at hand, so known answers are not marked.</p>'
+    note = "" if has_graph else '<p class="quiet">The graph is not available, so known answers are not marked.</p>'
     return piece(
         f"<table><caption>{escape(question[:400])}</caption><thead><tr><th class='n'>rank</th><th>answer</th>"
         "<th colspan='2'>probability</th><th class='n wide-only'>score</th></tr></thead>"
@@ -230,7 +230,7 @@ def history(source: Source, chosen: int | None = None) -> str:
         return piece('<p class="quiet">This model has no trajectory file, so its history is not known.</p>')
     options: dict[str, Any] = {"greater_is_better": source.greater_is_better, "chosen": chosen}
     wide = trajectory_svg(source.trajectories, metric=source.metric, **options)
-    # On a phone there is nothing to point with: the slider tells what each decision did.
+    # On a phone there is nothing to point with: the slider shows what each decision did.
     narrow = trajectory_svg(
         source.trajectories, metric=source.metric, panel=False, width=360, explained=False, **options
     )

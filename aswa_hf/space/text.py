@@ -50,7 +50,7 @@ class Texts:
 
     @property
     def adapters(self) -> list[str]:
-        """The adapters there are: the averaged one, and the running one if its last checkpoint is at hand."""
+        """The available adapters: the averaged one, and the running one if its last checkpoint is in the folder."""
         return self._loaded.get()[2]
 
     @torch.no_grad()

@@ -374,7 +374,7 @@ def preserved_modes(model: nn.Module) -> Iterator[None]:
 def _check_value(state: Mapping[str, Any], key: str, ours: Any) -> None:
     """Raises ValueError if a value of a saved state is missing, or not of the kind of our own."""
     if key not in state:
-        # States of 0.1.0 have no parts; which of them there must be, the list says.
+        # States of 0.1.0 have no "parts", which lists the further averages that there must be.
         if key != "parts" and not key.endswith((".averaged", ".buffers")):
             raise ValueError(f"This state has no {key!r}.")
         return

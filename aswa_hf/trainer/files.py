@@ -61,7 +61,7 @@ def move_into_checkpoint(output_dir: str | Path, step: int) -> None:
 
 
 def lock_output(args: TrainingArguments) -> None:
-    """Raises BlockingIOError on all ranks if another Trainer is training in the folder; otherwise keeps others out."""
+    """Locks a folder; raises BlockingIOError on all ranks if another Trainer is training in it."""
     with succeeding_together(args.device):
         if args.process_index == 0:
             folder = Path(args.output_dir)
@@ -77,7 +77,7 @@ def lock_output(args: TrainingArguments) -> None:
 
 
 def unlock_output(args: TrainingArguments) -> None:
-    """Lets others train in the folder again."""
+    """Releases the lock on the folder."""
     if args.process_index == 0:
         release(Path(args.output_dir), LOCK)
 

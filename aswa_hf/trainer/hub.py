@@ -229,7 +229,7 @@ def bounded_checkpoint_pushes(trainer: Trainer) -> AbstractContextManager[Any]:
     """While it is open, the requests of pushes that the Trainer does in the background end without an answer too."""
     if not trainer.args.push_to_hub or not trainer.is_world_process_zero():
         return nullcontext()
-    return bounded_requests(TIMEOUT, longest_wait=math.inf)  # nobody waits for them while the run goes on
+    return bounded_requests(TIMEOUT, longest_wait=math.inf)  # no one waits for them while the run continues
 
 
 def wait_for_checkpoint_pushes(trainer: Trainer) -> None:

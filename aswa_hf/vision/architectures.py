@@ -1,10 +1,10 @@
 """The networks of the SWA paper for 32×32 images, registered with timm: VGG, pre-activation and wide ResNets.
 
 Shapes follow the paper's public code. Three things do not. There, the last BatchNorm of the wide ResNet keeps 90 % of
-each new batch in its statistics; here it keeps 10 %, like all others. There, the convolutions of the wide ResNet start
-as PyTorch draws them; here after He, like all others. And there, images are normalised for VGG by the mean and
-deviation of ImageNet, for the ResNets by the mean of CIFAR-10 and a deviation of about 0.2; here by the mean and
-deviation of all pixels of CIFAR-10 or CIFAR-100.
+each new batch in its statistics; here it keeps 10 %, like all others. There, the convolutions of the wide ResNet are
+initialised by PyTorch's default; here by He's method, like all others. And there, images are normalised for VGG by the
+mean and deviation of ImageNet, for the ResNets by the mean of CIFAR-10 and a deviation of about 0.2; here by the mean
+and deviation of all pixels of CIFAR-10 or CIFAR-100.
 
 Self-contained: it is shipped with every model of these on the Hub.
 """

@@ -10,13 +10,13 @@ import sys
 
 import pytest
 
-from aswa_hf._utils.locks import only_user
+from aswa_hf._utils.locks import locked
 
 HOLD = """
 import os, sys
 from pathlib import Path
-from aswa_hf._utils.locks import only_user
-with only_user(Path(sys.argv[1])):
+from aswa_hf._utils.locks import locked
+with locked(Path(sys.argv[1])):
     if len(sys.argv) > 2 and os.fork():  # then only the child speaks, which has let go of the lock by then
         os.read(0, 1)
     print(os.getpid(), flush=True)
@@ -35,12 +35,12 @@ def holding(folder, *forks):
 def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path):
     other, _ = holding(tmp_path)
     with other:
-        with pytest.raises(BlockingIOError, match="another run is using it"), only_user(tmp_path):
+        with pytest.raises(BlockingIOError, match="another run is using it"), locked(tmp_path):
             pass
         other.kill()
-    with only_user(tmp_path), pytest.raises(BlockingIOError, match="another run is using it"), only_user(tmp_path):
+    with locked(tmp_path), pytest.raises(BlockingIOError, match="another run is using it"), locked(tmp_path):
         pass
-    with only_user(tmp_path):
+    with locked(tmp_path):
         pass
 
 
@@ -51,7 +51,7 @@ def test_a_process_that_the_killed_one_has_forked_does_not_keep_the_lock(tmp_pat
         other.kill()
         other.wait(60)
         os.kill(int(child), 0)  # which is alive, and reads what nobody writes
-        with only_user(tmp_path):
+        with locked(tmp_path):
             pass
 
 
@@ -64,11 +64,11 @@ def test_a_file_system_without_locks_is_passed_over(number, tmp_path, monkeypatc
     monkeypatch.setattr("fcntl.flock", no_locks)
     logging.getLogger("aswa_hf").propagate = True
     caplog.set_level(logging.INFO, "aswa_hf")
-    with only_user(tmp_path), only_user(tmp_path):
+    with locked(tmp_path), locked(tmp_path):
         pass
     assert caplog.messages == [f"{tmp_path} cannot be locked: [Errno {number}] {os.strerror(number)}"] * 2
 
 
 def test_a_folder_that_cannot_be_written_to_is_an_error(tmp_path):
-    with pytest.raises(FileNotFoundError), only_user(tmp_path / "missing"):
+    with pytest.raises(FileNotFoundError), locked(tmp_path / "missing"):
         pass

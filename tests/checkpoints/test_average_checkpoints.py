@@ -270,7 +270,7 @@ def test_half_written_and_damaged_checkpoints_are_named_and_skipped(tmp_path):
     # By name, and where no state was ever written, incomplete ones are taken as they are; changed ones never.
     named = [run / f"checkpoint-{step}" for step in (10, 30, 40)]
     assert average_checkpoints(named, strategy="uniform").alphas == [1 / 3] * 3
-    with pytest.raises(ValueError, match=r"checkpoint-20 is not as its run has left it: the content of model.safe"):
+    with pytest.raises(ValueError, match=r"checkpoint-20 has changed since it was written: the content of model.safe"):
         average_checkpoints([*named, run / "checkpoint-20"], strategy="uniform")
     bare = save_run(tmp_path / "bare", [{"w": torch.ones(2)}] * 2, finished=False)
     assert [r.step for r in average_checkpoints(bare, strategy="swa").trajectory] == [10, 20]

@@ -100,7 +100,7 @@ def train(
     of a script of its own; with `constant` every batch has the loss 1. `zero` is a stage of DeepSpeed, which loads
     converted files if `universal`."""
     torch.set_num_threads(1)
-    checks.SECONDS_BETWEEN_LOOKS = 0.0
+    checks.SECONDS_BETWEEN_CHECKS = 0.0
     loading = DataLoaderConfiguration(use_seedable_sampler=seedable, split_batches=split)
     if zero is None:
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate, dataloader_config=loading)

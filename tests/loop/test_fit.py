@@ -459,7 +459,7 @@ def test_the_handler_that_was_there_before_has_the_last_word(tmp_path, monkeypat
     try:
         with Stop(Accelerator(cpu=True), enabled=True) as stop:
             signal.raise_signal(signal.SIGTERM)
-            stop.look()
+            stop.check()
             assert heard == []
             with pytest.raises(SystemExit, match="143"):
                 stop.end_run(tmp_path)

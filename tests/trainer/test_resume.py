@@ -9,7 +9,7 @@ from killed_runs import assert_bit_identical
 from training import make_trainer, with_aswa
 from transformers import TrainerCallback
 
-from aswa_hf._utils.locks import hold, only_user, release
+from aswa_hf._utils.locks import hold, locked, release
 from aswa_hf.checkpoint import AVERAGE_FILE
 from aswa_hf.run_folder import checkpoint_damage
 from aswa_hf.trainer.files import LOCK, saved_state
@@ -164,5 +164,5 @@ def test_two_trainers_in_one_folder_are_refused_and_one_may_train_again(tmp_path
         trainer.train()
     with_aswa(again := make_trainer("conv", tmp_path, num_train_epochs=1))
     again.train()
-    with only_user(tmp_path, LOCK):
+    with locked(tmp_path, LOCK):
         pass

@@ -92,8 +92,8 @@ def _bytes(tensor: Tensor) -> Any:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def copy_shell(model: Any, folder: Path) -> None:
-    """Writes all that `save_pretrained` of a plain model writes, except for the weights."""
+def save_without_weights(model: Any, folder: Path) -> None:
+    """Writes everything that `save_pretrained` of a plain model writes, except for the weights."""
     make_folder(folder)
     with TemporaryDirectory() as temporary:
         model.save_pretrained(temporary)

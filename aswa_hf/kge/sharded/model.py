@@ -24,7 +24,7 @@ from aswa_hf._utils.fingerprints import fingerprint
 from aswa_hf.kge.configuration_kge import KGEConfig
 from aswa_hf.kge.graph import TailsByQuery
 from aswa_hf.kge.modeling_kge import KGEModel, KGEOutput, loss_over_entities
-from aswa_hf.kge.sharded.files import copy_shell, read_rows, write_whole
+from aswa_hf.kge.sharded.files import read_rows, save_without_weights, write_whole
 from aswa_hf.kge.sharded.ranking import pairs, queries_at_a_time, ranks_on_shards, refuse_other_graph
 from aswa_hf.kge.sharded.sampling import sampled_loss
 from aswa_hf.kge.sharded.table import EntityShard, SumOfGradients, SumOfParts, refuse_differences
@@ -127,7 +127,7 @@ class ShardedKGE(KGEModel):
         others = {name: tensor for name, tensor in self.state_dict().items() if not name.startswith(TABLE)}
         with succeeding_together(self.entity_embeddings.weight.device):
             if rank() == 0:
-                copy_shell(_shell(self.config), folder)
+                save_without_weights(_with_one_entity(self.config), folder)
         write_whole(folder / "model.safetensors", f"{TABLE}.weight", self.entity_embeddings, others)
 
     def best_tails(
@@ -188,7 +188,7 @@ def build_sharded(
     Relations are drawn from the global generator, and are rank 0's on every process. With `filled=False` the entities
     have no values yet, for a checkpoint to be loaded.
     """
-    model: KGEModel = _shell(config).to(device)
+    model: KGEModel = _with_one_entity(config).to(device)
     shard = _with_shard(model, sparse=sparse, device=model.entity_embeddings.weight.device)
     if filled:
         shard.fill(config.initializer, config.initializer_range, seed)
@@ -200,7 +200,7 @@ def load_sharded(folder: str | os.PathLike[str], *, sparse: bool = False, device
     """The model in a folder; each process reads its rows of the table only. The files may be of a plain model."""
     path = Path(folder)
     config = KGEConfig.from_pretrained(path)
-    model: KGEModel = _shell(config).to(device)
+    model: KGEModel = _with_one_entity(config).to(device)
     shard = _with_shard(model, sparse=sparse, device=model.entity_embeddings.weight.device)
     with succeeding_together(shard.weight.device, (OSError, ValueError)), torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -214,7 +214,7 @@ def load_sharded(folder: str | os.PathLike[str], *, sparse: bool = False, device
     return model
 
 
-def _shell(config: KGEConfig) -> KGEModel:
+def _with_one_entity(config: KGEConfig) -> KGEModel:
     """A plain model of a configuration, with a table of one entity."""
     small = copy.deepcopy(config)
     small.num_entities = 1

@@ -38,7 +38,7 @@ class BalancedBatches:
     """The batches of one process: every triple once in an epoch, in an order that `seed` and the epoch determine.
 
     `triples` (n, 3) may be memory-mapped; the inverse of each is a triple too. A step has `per_pair` triples for each
-    pair of shards. Where a pair has fewer triples than another one, its last steps are filled up with a weight of 0;
+    pair of shards. Where a pair has fewer triples than another one, its last steps are padded with a weight of 0;
     `balance` is the share of places that are not: near 1 if entities are numbered in random order.
     """
 
@@ -106,7 +106,7 @@ class BalancedBatches:
         heads, relations, _, weights = (np.concatenate(column) for column in zip(*asked, strict=True))
         arrays = {"heads": heads - self.shard.start, "relations": relations, "weights": weights}
         arrays["sent"] = np.concatenate([np.stack(sent), drawn], axis=1) - self.shard.start
-        # What fills up a step has no place in the shard: any row will do.
+        # Padding has no row in the shard, so any row is used.
         arrays |= {name: arrays[name].clip(min=0) for name in ("heads", "sent")}
         return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
 

@@ -179,7 +179,7 @@ def over_shards(tensor: Tensor, operation: Any = dist.ReduceOp.SUM) -> Tensor:
 def refuse_differences(numbers: dict[str, int], device: torch.device, advice: str) -> None:
     """Raises ValueError on every process if these numbers are not the same on all of them.
 
-    Collectives of different sizes would hang, and those of different data return nonsense.
+    Collectives of different sizes would hang, and those of different data would return wrong results.
     """
     if world_size() == 1:
         return
