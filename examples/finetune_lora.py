@@ -175,6 +175,8 @@ def finetune(
     epochs: int = 12,
     every: str = "20 steps",
     schedule: str = "linear",
+    rate: float = 1e-2,
+    strategies: dict[str, dict[str, Any]] = STRATEGIES,
     most: int | None = None,
     base: Path | None = None,
 ) -> dict[str, Any]:
@@ -193,7 +195,7 @@ def finetune(
     set_seed(seed)
     args = SFTConfig(
         str(folder), num_train_epochs=epochs, per_device_train_batch_size=8, per_device_eval_batch_size=64,
-        learning_rate=1e-2, lr_scheduler_type=schedule, max_length=64, gradient_checkpointing=False, seed=seed,
+        learning_rate=rate, lr_scheduler_type=schedule, max_length=64, gradient_checkpointing=False, seed=seed,
         eval_strategy="steps", eval_steps=int(every.split()[0]), completion_only_loss=True,
         **QUIET,
     )  # fmt: skip
@@ -205,7 +207,7 @@ def finetune(
         processing_class=tokenizer,
         peft_config=LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM"),
     )
-    callback = ASWACallback(trainer, strategies=STRATEGIES, every=every)  # the one line
+    callback = ASWACallback(trainer, strategies=strategies, every=every)  # the one line
     trainer.add_callback(callback)
     trainer.train()
 

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -49,7 +50,11 @@ from aswa_hf.trajectory import Decision, Record, Trajectory
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
 STRATEGIES = (*ORDER, AUTO)
-LABELS = {name: label for models in MODELS.values() for name, label in models.items()}
+LANGUAGE = "language"
+LANGUAGE_RATE = 0.01  # of `examples/finetune_lora.py`
+SCHEDULES = {"lora-constant": "LoRA, constant rate", "lora-linear": "LoRA, linear decay"}
+LABELS = {name: label for models in MODELS.values() for name, label in models.items()} | SCHEDULES
+METRICS = {IMAGES: "accuracy", LANGUAGE: "token probability"}
 RESULTS_PAGE = "https://github.com/aswa-hf/aswa-hf/blob/main/docs/results.md"
 PLACE = {"train-fit": "train", "multi-hop": "queries"}
 PAPER_EPOCHS = TABLES[KGE].epochs
@@ -71,6 +76,23 @@ def load_results(task: str, datasets: Iterable[str]) -> Groups:
             groups[result["dataset"], result["model"]].append(result)
     order = list(LABELS)
     return dict(sorted(groups.items(), key=lambda g: (g[0][0].startswith("Countries"), g[0][0], order.index(g[0][1]))))
+
+
+def language_results() -> list[Result]:
+    """The fine-tuned language models, by the probability of the right token: the geometric mean, 1 / perplexity."""
+    found = []
+    for path in sorted((RESULTS / "language").glob("*.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        strategies = {
+            name: {split: {METRICS[LANGUAGE]: math.exp(-losses["loss"])} for split, losses in splits.items()}
+            for name, splits in result["strategies"].items()
+        }
+        scores = {
+            name: [[epoch, math.exp(-loss)] for epoch, loss in losses] for name, losses in result["losses"].items()
+        }
+        about = {"dataset": f"{result['task']} (text)", "model": f"lora-{result['schedule']}", "task": LANGUAGE}
+        found.append({**result, **about, "strategies": strategies, "scores": scores})
+    return found
 
 
 def score(result: Result, strategy: str, metric: str) -> float:
@@ -97,6 +119,9 @@ def metric_table(task: str, metric: str, *datasets: str) -> str:
 def strategies_groups() -> Groups:
     """The runs with all strategies, and "auto": the best on validation of those that `aswa-hf train` compares."""
     groups = load_results("strategies", ())
+    for result in language_results():
+        if result["lr"] == LANGUAGE_RATE:
+            groups.setdefault((result["dataset"], result["model"]), []).append(result)
     for result in (result for results in groups.values() for result in results):
         found, metric = result["strategies"], _metric(result)
         known = [name for name in DEFAULT_STRATEGIES if name in found]
@@ -166,6 +191,11 @@ def ranking_sentence() -> str:
 def swept(*datasets: str) -> list[Swept]:
     """The runs at several learning rates."""
     found = [result for results in load_results("robustness", datasets).values() for result in results]
+    found += [
+        result
+        for result in language_results()
+        if result["schedule"] == "constant" and (not datasets or plain(result["dataset"]) in map(plain, datasets))
+    ]
     return [
         Swept(
             result["dataset"],
@@ -259,7 +289,7 @@ def costs_table() -> str:
 
 
 def _metric(result: Result) -> str:
-    return "accuracy" if result["task"] == IMAGES else "mrr"
+    return METRICS.get(result["task"], "mrr")
 
 
 def shapes_table(*datasets: str) -> str:
@@ -500,7 +530,8 @@ def language_table() -> str:
     groups: dict[str, list[Result]] = defaultdict(list)
     for path in sorted((RESULTS / "language").glob("*.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
-        groups[f"{result['task']} | {result['schedule']}"].append(result)
+        if result["lr"] == LANGUAGE_RATE:
+            groups[f"{result['task']} | {result['schedule']}"].append(result)
     names = ["last", "best", "ema", "bema", "swa", "aswa", "dense-aswa"]
     lines = [f"| task | learning rate | data | {' | '.join(names)} |", "| --- | --- | --- |" + " --- |" * len(names)]
     for task, results in groups.items():
