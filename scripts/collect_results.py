@@ -100,6 +100,17 @@ def collect(run: Path) -> None:
     (RESULTS / "logs" / f"{run.name}.tsv").write_text(short_log(run / "train.log"), encoding="utf-8")
 
 
+def times(runs: list[dict[str, Any]]) -> dict[str, int | None]:
+    """The mean times of the runs that were not resumed, of which the time of the first part is not known."""
+    whole = [run for run in runs if not run.get("resumed")]
+    if not whole:
+        return {"seconds": None, "cpu_seconds": None}
+    return {
+        "seconds": round(fmean(run["seconds"]["train"] + run["seconds"]["evaluate"] for run in whole)),
+        "cpu_seconds": round(fmean(run["cpu_seconds"] for run in whole)),
+    }
+
+
 def write_reached() -> None:
     """Writes the means over the runs of each recipe to the file that `--recipes` shows."""
     found = {
@@ -109,8 +120,7 @@ def write_reached() -> None:
                 name: round(fmean(run["strategies"][name]["test"]["mrr"] for run in runs), 4)
                 for name in runs[0]["strategies"]
             },
-            "seconds": round(fmean(run["seconds"]["train"] + run["seconds"]["evaluate"] for run in runs)),
-            "cpu_seconds": round(fmean(run["cpu_seconds"] for run in runs)),
+            **times(runs),
         }
         for recipe, runs in runs_of_recipes(RESULTS / "tuned")
     }

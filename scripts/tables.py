@@ -283,7 +283,8 @@ def costs_table() -> str:
     lines = [f"| recipe | epochs | {' | '.join(COSTS.values())} |", "| --- | --- |" + " --- |" * len(COSTS)]
     for recipe, results in runs_of_recipes(RESULTS / "tuned"):
         taken = mean_costs(results)
-        cells = [f"{taken[key]:.{1 if key in ('train', 'cpu') else 2}f}" for key in COSTS]
+        digits = {"train": 1, "cpu": 1}
+        cells = ["–" if taken[key] is None else f"{taken[key]:.{digits.get(key, 2)}f}" for key in COSTS]
         lines.append(f"| {recipe.name} | {results[0]['epochs']} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -122,7 +122,7 @@ def _train(run: ImageRun, folder: Path, resume: bool, callbacks: Sequence[Traine
         callback.strategies[str(callback.applied)].apply()
     about: dict[str, Any] = {"recipe": run.recipe, "images": sizes, "bn_batches": run.bn_batches, "example": example}
     # Beside the others, whose sum is the duration of the run.
-    about |= {"cpu_seconds": seconds.pop("cpu")}
+    about |= {"cpu_seconds": seconds.pop("cpu"), "resumed": checkpoint is not None}
     content = write_results(folder, callback, results, seconds, **run.describe(folder), **about)
     saved = str(callback.applied)
     console.print(results_table(results, {run.metric: ""}, "Accuracy (%)", saved))

@@ -101,7 +101,7 @@ def _train(run: KGERun, folder: Path, resume: bool, callbacks: Sequence[TrainerC
         save_state(folder / STATE_FOLDER, callback.strategies)
     about = {"dim": run.dim, "triples": sizes, "example": link_example(model, kg)}
     # Beside the others, whose sum is the duration of the run.
-    about |= {"cpu_seconds": seconds.pop("cpu")}
+    about |= {"cpu_seconds": seconds.pop("cpu"), "resumed": checkpoint is not None}
     content = write_results(folder, callback, results, seconds, **run.describe(folder), **about)
     saved = str(callback.applied)
     console.print(results_table(results, METRICS, "Filtered ranking over heads and tails (%)", saved))

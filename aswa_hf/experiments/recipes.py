@@ -86,14 +86,15 @@ def recipes_listed() -> Group:
         if recipe.reached:
             mrr = recipe.reached["mrr"]
             cells += [f"{mrr['aswa']:.3f}", f"{mrr['best']:.3f}", str(recipe.reached["runs"])]
-            cells.append(f"{recipe.reached['cpu_seconds']:.0f}")
+            taken = recipe.reached["cpu_seconds"]
+            cells.append("–" if taken is None else f"{taken:.0f}")
         else:
             cells.append("not run")
         table.add_row(recipe.name, *cells)
         notes.append(f"{recipe.name}: {recipe.about}")
     meaning = (
         "ASWA and the best epoch are of the same runs, in the mean over seeds. CPU seconds are of all threads, with "
-        "training, the averages of seven strategies and all evaluations. Not run: no completed run here."
+        "training, the averages of seven strategies and all evaluations; – if the run was resumed. Not run: no completed run here."
     )
     return Group(table, "", *notes, "", meaning)
 

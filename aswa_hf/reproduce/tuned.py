@@ -86,15 +86,16 @@ def costs(runs: Sequence[GridRun], output_dir: Path) -> list[dict[str, Any]]:
 
 
 def mean_costs(some: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """The mean costs of runs, from the contents of their results.json."""
+    """The mean costs of runs, from the contents of their results.json. Of a resumed run the times are not known."""
+    whole = [content for content in some if not content.get("resumed")]
 
     def mean(values: Sequence[float | None], unit: float) -> float | None:
         known = [value for value in values if value is not None]
         return fmean(known) / unit if known else None
 
     return {
-        "train": mean([content["seconds"].get("train") for content in some], 60),
-        "cpu": mean([content.get("cpu_seconds") for content in some], 60),
+        "train": mean([content["seconds"].get("train") for content in whole], 60),
+        "cpu": mean([content.get("cpu_seconds") for content in whole], 60),
         "peak": mean([content.get("peak_memory") for content in some], 1e9),
         "averages": mean([sum(content.get("memory", {}).values()) for content in some], 1e9),
     }
