@@ -94,7 +94,8 @@ def recipes_listed() -> Group:
         notes.append(f"{recipe.name}: {recipe.about}")
     meaning = (
         "ASWA and the best epoch are of the same runs, in the mean over seeds. CPU seconds are of all threads, with "
-        "training, the averages of seven strategies and all evaluations; – if the run was resumed. Not run: no completed run here."
+        "training, the averages of seven strategies and all evaluations; – if the run was resumed. Not run: no "
+        "completed run here."
     )
     return Group(table, "", *notes, "", meaning)
 
