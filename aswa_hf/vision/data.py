@@ -126,9 +126,9 @@ def _read(name_or_path: str | os.PathLike[str], revision: str | None, cache_dir:
         )
     refuse_mistyped(path, owner=False)
     try:
-        if on_disk:
-            _check_parquet(path)
         with bounded_requests() as unanswered:
+            if on_disk:
+                _check_parquet(path)
             source = datasets.load_dataset(
                 str(path) if on_disk else name,
                 revision=revision,

@@ -76,10 +76,10 @@ def accuracy(predictions: Any) -> dict[str, float]:
 def scripted(*scores: float) -> Callable[[Any], dict[str, float]]:
     """Metrics of a script instead of the predictions: each evaluation has the next accuracy.
 
-    Before training the callback tries its metric on one example: that has none of these.
+    Before training the callback tries its metric on one example per process: that has none of these.
     """
     left = iter(scores)
-    return lambda predictions: {"accuracy": next(left) if len(predictions.label_ids) > 1 else 0.0}
+    return lambda predictions: {"accuracy": next(left) if len(predictions.label_ids) > 4 else 0.0}
 
 
 def assert_accuracy(found: float, probabilities: torch.Tensor, labels: torch.Tensor, digits: int = 6) -> None:
