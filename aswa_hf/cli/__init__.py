@@ -85,7 +85,7 @@ def main() -> None:
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     arguments = [argument for argument in sys.argv[1:] if argument != DEBUG]
     # The library's own bars for every file it reads or writes; a run has its own bar, an upload does not.
-    if arguments[:1] not in (["push"], ["space"]):
+    if arguments[:1] not in (["push"], ["space"]) or not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     warnings.showwarning = _show_warning
     try:

@@ -45,12 +45,17 @@ def loading(what: str) -> Iterator[Callable[[], None]]:
         clear()
 
 
+def without_bars_of_reading() -> None:
+    """Turns off the bar that transformers shows for every file of weights that it reads."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
 @contextmanager
 def uploading(repo: str) -> Iterator[None]:
     """Shows on a terminal where files are being pushed; the library's own bars show how much is left."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()  # one bar for every file that is read
+    without_bars_of_reading()
     if sys.stderr.isatty():
         sys.stderr.write(f"pushing to {repo} …\n")
     yield

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from aswa_hf.cli.options import AsJson, uploading
+from aswa_hf.cli.options import AsJson, loading, uploading, without_bars_of_reading
 
 
 def push(
@@ -46,10 +46,13 @@ def push(
 
     `aswa-hf push runs/countries me/countries-keci-aswa --dry-run repository`
     """
-    from aswa_hf.hub import push_to_hub, write_repository
+    with loading(str(run_dir)):
+        from aswa_hf.hub import push_to_hub, write_repository
 
     if dry_run is not None:
-        folder = write_repository(run_dir, dry_run, repo, license=license_, notes=notes)
+        without_bars_of_reading()
+        with loading(str(run_dir)):
+            folder = write_repository(run_dir, dry_run, repo, license=license_, notes=notes)
         files = sorted(file.name for file in folder.iterdir())
         found = json.dumps({"folder": str(folder), "files": files})
         typer.echo(found if as_json else f"Written to {folder}, nothing pushed: {', '.join(files)}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aswa_hf._utils.files import make_folder
-from aswa_hf.cli.options import AsJson
+from aswa_hf.cli.options import AsJson, loading
 
 if TYPE_CHECKING:
     from aswa_hf.reproduce.tables import Table
@@ -66,16 +66,17 @@ def reproduce(
 
     `aswa-hf reproduce link-prediction --datasets UMLS,KINSHIP --models complex`
     """
-    from rich.console import Console
-    from transformers.utils import logging
+    with loading("the libraries"):
+        from rich.console import Console
+        from transformers.utils import logging
 
-    from aswa_hf.plotting import plot_panels
-    from aswa_hf.reproduce import robustness, tuned
-    from aswa_hf.reproduce.grid import run_grid, state
-    from aswa_hf.reproduce.ranks import as_terminal_table, rankings
-    from aswa_hf.reproduce.runs import plan
-    from aswa_hf.reproduce.show import as_terminal_tables, rows, title
-    from aswa_hf.reproduce.tables import IMAGES, MODELS, find_dataset, find_models, find_table
+        from aswa_hf.plotting import plot_panels
+        from aswa_hf.reproduce import robustness, tuned
+        from aswa_hf.reproduce.grid import run_grid, state
+        from aswa_hf.reproduce.ranks import as_terminal_table, rankings
+        from aswa_hf.reproduce.runs import plan
+        from aswa_hf.reproduce.show import as_terminal_tables, rows, title
+        from aswa_hf.reproduce.tables import IMAGES, MODELS, find_dataset, find_models, find_table
 
     logging.set_verbosity_error()
     chosen = find_table(table)

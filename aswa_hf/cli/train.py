@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from aswa_hf.cli.options import AsJson, from_settings
+from aswa_hf.cli.options import AsJson, from_settings, loading
 from aswa_hf.experiments.settings import ImageRun, KGERun
 
 train = typer.Typer(
@@ -79,7 +79,8 @@ def kge(
 
     `aswa-hf train kge --dataset countries --model keci --output-dir runs/keci`
     """
-    from aswa_hf.experiments.kge import train_kge
+    with loading("the libraries"):
+        from aswa_hf.experiments.kge import train_kge
 
     _run(lambda: train_kge(run, output_dir, resume=resume), output_dir, as_json)
 
@@ -93,6 +94,7 @@ def image(run: ImageRun, output_dir: OutputDir, resume: Resume = False, as_json:
 
     `aswa-hf train image --dataset digits --epochs 20 --output-dir runs/digits`
     """
-    from aswa_hf.experiments.image import train_image
+    with loading("the libraries"):
+        from aswa_hf.experiments.image import train_image
 
     _run(lambda: train_image(run, output_dir, resume=resume), output_dir, as_json)

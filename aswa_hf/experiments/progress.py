@@ -27,7 +27,7 @@ def progress_bar(console: Console) -> Progress:
 class OnStep(TrainerCallback):
     """Calls a function with the number of optimizer steps done and their total, at the start and after each step.
 
-    `describe` is called with the score of the ensemble as text, whenever `decisions_shown` sees a decision.
+    `describe` is called with the best score so far as text, whenever `decisions_shown` sees a decision.
     """
 
     def __init__(self, report: Callable[[int, int], None], describe: Callable[[str], object] = str):
@@ -66,12 +66,17 @@ def decisions_shown(
     width = len(str(int(trainer.args.num_train_epochs)))
 
     class Decisions(TrainerCallback):
+        best: float | None = None  # of the scores seen; those of strategies other than ASWA can get worse
+
         def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             strategy = callback.strategies.get("aswa") or next(iter(callback.strategies.values()))
             record = strategy.trajectory[-1]
             decision = record.decision.value
-            if record.score is not None:  # ASWA's score never falls, so its last one is the best so far
-                words = f", {callback.score.label} {100 * record.score:.2f} %"
+            scores = [self.best, record.score]
+            known = [score for score in scores if score is not None and not math.isnan(score)]
+            if known:
+                self.best = max(known) if callback.greater_is_better else min(known)
+                words = f", best {callback.score.label} {100 * self.best:.2f} %"
                 for bar in trainer.callback_handler.callbacks:
                     if isinstance(bar, OnStep):
                         bar.describe(words)

@@ -26,6 +26,7 @@ def test_a_dry_push_prints_its_files_as_json(tmp_path, capsys):
     assert status == 0, err
     printed = json.loads(out)
     assert printed["files"] == sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert err == ""
 
 
 def test_every_command_that_ends_prints_json_if_it_is_asked_to():
@@ -44,4 +45,4 @@ def test_uploads_are_shown_on_a_terminal_alone(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr("sys.stderr.isatty", lambda: True)
         status, _, err = outcome(capsys, "push", str(run), "user/model", "--json")
     assert status == 0, err
-    assert err.startswith("pushing to user/model …\n")
+    assert err.startswith(f"loading {run} …\r\x1b[Kpushing to user/model …\n")
