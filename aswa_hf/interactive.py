@@ -160,10 +160,11 @@ def trajectory_svg(
         parts.append(f'<path class="grid" d="M{LEFT} {ty:.1f}H{width - RIGHT}"/>')
         parts.append(f'<text class="quiet" x="{LEFT - 8}" y="{ty + 4:.1f}" text-anchor="end">{tick:g}</text>')
     clip = f"aswa-view-{width}-{top}"  # the same rectangle in every such picture of a page
-    area = f'<rect x="{LEFT}" y="{top}" width="{width - LEFT - RIGHT}" height="{height}"/>'
+    moving = ' data-moving=""' if animated else ""  # widened with time: lines and marks keep step
+    area = f'<rect x="{LEFT}" y="{top}" width="{width - LEFT - RIGHT}" height="{height}"{moving}/>'
     parts.append(f'<clipPath id="{clip}">{area}</clipPath><g clip-path="url(#{clip})">')
     if running:
-        parts.append(_path(running, "running", animated))
+        parts.append(_path(running, "running"))
     size = 2.6 if len(x) > 80 else 4.6
     crowded = len(x) > 80  # the marks of many rejects in a row would hide the ensemble's line
     early = [i for i in visible if crowded and trajectory[i].decision is Decision.REJECT]
@@ -171,7 +172,7 @@ def trajectory_svg(
         marks = (mark("reject", x[i], y[i], size, delay=i / len(x) * 6 if animated else None) for i in sorted(early))
         parts.append(f'<g class="crowd">{"".join(marks)}</g>')
     if scored:
-        parts.append(_path(_stairs([x[i] for i in scored], [y[i] for i in scored]), "ensemble", animated))
+        parts.append(_path(_stairs([x[i] for i in scored], [y[i] for i in scored]), "ensemble"))
     parts.append("</g>")
     shown = trajectory if chosen is None else Trajectory(trajectory[: chosen + 1])
     alphas = shown.alphas
@@ -259,10 +260,9 @@ def _stairs(x: Sequence[float], y: Sequence[float]) -> list[tuple[float, float]]
     return points
 
 
-def _path(points: Sequence[tuple[float, float]], kind: str, animated: bool) -> str:
+def _path(points: Sequence[tuple[float, float]], kind: str) -> str:
     line = "M" + "L".join(f"{px:.1f} {py:.1f}" for px, py in points)
-    moving = ' pathLength="1" data-moving=""' if animated else ""
-    return f'<path class="{kind}" d="{line}"{moving}/>'
+    return f'<path class="{kind}" d="{line}"/>'
 
 
 def mark(kind: str, x: float, y: float, size: float, delay: float | None = None) -> str:

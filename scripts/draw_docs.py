@@ -22,9 +22,9 @@ ASSETS = ROOT / "docs" / "assets"
 RUN = ROOT / "model_cards" / "cifar10-preresnet20-0" / "aswa_trajectory.json"
 MOVING = """\
 @media (prefers-reduced-motion: no-preference) {
-  [data-moving] { stroke-dasharray: 1; animation: draw 6s linear both; }
+  [data-moving] { transform-box: fill-box; transform-origin: left; animation: draw 6s linear both; }
   [data-appears] { animation: appear .25s both; }
-  @keyframes draw { from { stroke-dashoffset: 1; } to { stroke-dashoffset: 0; } }
+  @keyframes draw { from { transform: scaleX(0); } to { transform: scaleX(1); } }
   @keyframes appear { from { opacity: 0; } to { opacity: 1; } }
 }
 """
