@@ -203,8 +203,16 @@ def swept(*datasets: str) -> list[Swept]:
             result["lr"],
             result["seed"],
             _metric(result),
-            {name: score(result, name, _metric(result)) for name in result["strategies"]},
-            {name: [(x, 100 * y) for x, y in curve] for name, curve in result["scores"].items()},
+            {
+                name: score(result, name, _metric(result))
+                for name in result["strategies"]
+                if name in DEFAULT_STRATEGIES
+            },
+            {
+                name: [(x, 100 * y) for x, y in curve]
+                for name, curve in result["scores"].items()
+                if name in DEFAULT_STRATEGIES
+            },
         )
         for result in found
     ]
