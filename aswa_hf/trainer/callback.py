@@ -461,8 +461,12 @@ class ASWACallback(TrainerCallback):
         trainer = self._bound()
         if not metric_can_be_tried(self.score, trainer):
             return
-        loader = trainer.callback_handler.eval_dataloader
-        subset, self._subset = self._subset, evaluation_subset(trainer, args.world_size)
+        handler, gradients = trainer.callback_handler, trainer.accelerator.gradient_state
+        loader, iterated = handler.eval_dataloader, gradients.dataloader_references
+        # A batch that is not complete may be dropped.
+        size = args.world_size * (args.eval_batch_size if args.dataloader_drop_last else 1)
+        subset, self._subset = self._subset, evaluation_subset(trainer, size)
+        metrics: dict[str, float] | None = None
         try:
             with failures_of_metrics(trainer) as failures:
                 metrics = self._evaluate()
@@ -470,15 +474,19 @@ class ASWACallback(TrainerCallback):
                 self.score(metrics)
         except ArithmeticError:
             pass  # a function of the metrics may not be defined for so few examples
-        except ValueError:
-            if trainer.compute_metrics is None:
+        except Exception:
+            # A trainer's own `log` has the same metrics for all examples. If this process could not evaluate, the
+            # others may be waiting for it.
+            if trainer.compute_metrics is None if metrics is not None else args.world_size > 1:
                 raise
-            # The metrics of a few examples may be fewer: of those classes alone that occur, for instance.
+            # The metrics of a few examples may be fewer, of those classes alone that occur, for instance, and a model
+            # may not take a batch of one. Accelerate still counts the loader as iterated over then.
+            gradients.dataloader_references = iterated
             self._subset, self._subset_loaders = subset, {}
             self.score(self._evaluate())
         finally:
             self._subset, self._subset_loaders = subset, {}
-            trainer.callback_handler.eval_dataloader = loader
+            handler.eval_dataloader = loader
 
     def _share_buffers(self, args: TrainingArguments) -> None:
         """Broadcasts rank 0's BatchNorm statistics, as the next training step would do anyway."""

@@ -68,7 +68,7 @@ def check_metric_exists(score: Score, trainer: Trainer) -> None:
 
 
 def metric_can_be_tried(score: Score, trainer: Trainer) -> bool:
-    """Whether an evaluation of a few examples tells if the metric exists: no loss, and nothing is compiled."""
+    """Whether an evaluation of a few examples shows if the metric exists, and changes nothing."""
     if not _evaluates_examples(trainer):
         return False
     data = trainer.eval_dataset
@@ -82,6 +82,7 @@ def metric_can_be_tried(score: Score, trainer: Trainer) -> bool:
         and all(hasattr(part, "__len__") for part in parts)
         and not (score.keys and all(key.endswith("loss") for key in score.keys))
         and not trainer.args.torch_compile  # which would be compiled for other shapes than without this evaluation
+        and not trainer.args.batch_eval_metrics  # a compute_metrics that fails would keep the examples it has seen
     )
 
 

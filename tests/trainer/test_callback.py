@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 from training import (
     MODELS,
+    ConvNet,
     accuracy,
     assert_same_tensors,
     image_data,
@@ -21,7 +22,7 @@ from training import (
     weights_of,
     with_aswa,
 )
-from transformers import BertForSequenceClassification, EarlyStoppingCallback, TrainerCallback
+from transformers import BertForSequenceClassification, EarlyStoppingCallback, Trainer, TrainerCallback
 
 from aswa_hf import ASWA, SWA, ASWACallback, Decision
 from aswa_hf.checkpoint import load_state
@@ -494,6 +495,84 @@ def test_metrics_that_need_more_than_one_example_are_found_in_all(of_one, tmp_pa
     assert trainer.compute_metrics is metrics
     # One example, then all of them if the metric was missing, then the epoch's.
     assert sizes == ([1, 64, 64] if of_one == "has fewer metrics" else [1, 64])
+
+
+class NotOfOne(ConvNet):
+    """A model that cannot be evaluated on a single example."""
+
+    def forward(self, pixel_values, labels=None):
+        if len(labels) == 1:
+            raise IndexError("a batch of one")
+        return super().forward(pixel_values, labels)
+
+
+def test_a_model_that_does_not_take_a_batch_of_one_is_trained(tmp_path):
+    callback = with_aswa(
+        trainer := make_trainer("conv", tmp_path, model=NotOfOne(), num_train_epochs=1), metric="accuracy"
+    )
+    trainer.train()
+    assert callback.strategies["aswa"].members == 1
+    iterated = [loader for loader in trainer.accelerator.gradient_state.dataloader_references if loader is not None]
+    assert all(len(loader.dataset) > 1 for loader in iterated)
+
+
+def test_a_wrong_metric_of_a_model_that_does_not_take_a_batch_of_one_is_found_before_training(tmp_path):
+    with_aswa(trainer := make_trainer("conv", tmp_path, model=NotOfOne(), num_train_epochs=1), metric="acuracy")
+    with pytest.raises(ValueError, match=r"Did you mean 'accuracy'\?"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+def test_a_metric_that_is_none_for_one_example_is_found_in_all(tmp_path):
+    def metrics(predictions):
+        return {"accuracy": None} if len(predictions.label_ids) == 1 else accuracy(predictions)
+
+    trainer = make_trainer("conv", tmp_path, num_train_epochs=1, compute_metrics=metrics)
+    callback = with_aswa(trainer, metric="accuracy")
+    trainer.train()
+    assert callback.strategies["aswa"].members == 1
+
+
+def test_metrics_that_are_computed_by_batches_see_each_example_of_an_evaluation_once(tmp_path):
+    seen, sizes = [], []
+
+    def metrics(predictions, compute_result=False):
+        seen.extend(predictions.label_ids.tolist())
+        if not compute_result:
+            return {}
+        if len(seen) == 1:
+            raise ValueError("needs two examples")
+        sizes.append(len(seen))
+        seen.clear()
+        return {"accuracy": 0.5}
+
+    trainer = make_trainer("conv", tmp_path, num_train_epochs=1, compute_metrics=metrics, batch_eval_metrics=True)
+    with_aswa(trainer, metric="accuracy")
+    trainer.train()
+    assert sizes == [64]
+
+
+class AddsInLog(Trainer):
+    """Reports a metric of its batches in its log only, as the trainers of TRL do."""
+
+    batches = 0
+
+    def prediction_step(self, *args, **options):
+        self.batches += 1
+        return super().prediction_step(*args, **options)
+
+    def log(self, logs, *args, **options):
+        if any(key.startswith("eval_") for key in logs) and self.batches:
+            logs["eval_batches"], self.batches = float(self.batches), 0
+        super().log(logs, *args, **options)
+
+
+def test_a_metric_of_the_log_is_found_if_incomplete_batches_are_dropped(tmp_path):
+    whole = make_trainer("conv", tmp_path, num_train_epochs=1, dataloader_drop_last=True)
+    trainer = AddsInLog(whole.model, whole.args, train_dataset=whole.train_dataset, eval_dataset=whole.eval_dataset)
+    callback = with_aswa(trainer, metric="batches")
+    trainer.train()
+    assert callback.strategies["aswa"].score == 4.0  # 64 examples in batches of 16
 
 
 def test_a_second_callback_is_refused(tmp_path):
