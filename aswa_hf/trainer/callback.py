@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -227,7 +227,9 @@ class ASWACallback(TrainerCallback):
         if state.global_step > 0:
             self._resume(args, state)
         else:
-            self._try_metric(args)
+            # Compiled for so few examples, the model would have other kernels later.
+            with torch.compiler.set_stance("force_eager") if args.torch_compile else nullcontext():
+                self._try_metric(args)
             if args.should_save:
                 remove_pending(args.output_dir)
         if (steps := steps_to_first_decision(self._every, args, kwargs.get("train_dataloader"))) > state.max_steps:

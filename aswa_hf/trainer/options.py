@@ -59,7 +59,7 @@ def check_metric_exists(score: Score, trainer: Trainer) -> None:
     own = any(getattr(type(trainer), name) is not getattr(Trainer, name) for name in methods)
     if own or trainer.compute_metrics is not None:
         return
-    if missing := [key for key in score.keys if not key.endswith(("loss", *TIMINGS))]:
+    if missing := [key for key in score.keys if key not in _losses(trainer) and not key.endswith(TIMINGS)]:
         name = missing[0].removeprefix("eval_")
         raise ValueError(
             f"The metric {name!r} will not be among those of the evaluation: the Trainer has no compute_metrics, and "
@@ -79,9 +79,8 @@ def metric_can_be_tried(score: Score, trainer: Trainer) -> bool:
     return (
         adds_metrics
         and all(method.__module__.startswith(("transformers.", "trl.")) for method in methods)
-        and all(hasattr(part, "__len__") for part in parts)
-        and not (score.keys and all(key.endswith("loss") for key in score.keys))
-        and not trainer.args.torch_compile  # which would be compiled for other shapes than without this evaluation
+        and all(hasattr(part, "__len__") or hasattr(part, "take") for part in parts)
+        and not (score.keys and _losses(trainer).issuperset(score.keys))
         and not trainer.args.batch_eval_metrics  # a compute_metrics that fails would keep the examples it has seen
     )
 
@@ -104,6 +103,12 @@ def failures_of_metrics(trainer: Trainer) -> Iterator[list[Exception]]:
         yield failures
     finally:
         trainer.compute_metrics = compute
+
+
+def _losses(trainer: Trainer) -> set[str]:
+    """The losses that every evaluation reports."""
+    data = trainer.eval_dataset
+    return {f"eval_{name}_loss" for name in data} if isinstance(data, dict) else {"eval_loss"}
 
 
 def _evaluates_examples(trainer: Trainer) -> bool:

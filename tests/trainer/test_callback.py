@@ -476,6 +476,51 @@ def test_a_mistyped_metric_is_reported_with_the_nearest_names_before_training(tm
     assert "log" not in vars(trainer)
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_a_loss_of_another_name_is_found_before_training(own, tmp_path):
+    trainer = make_trainer("conv", tmp_path, num_train_epochs=1, **({} if own else {"compute_metrics": None}))
+    with_aswa(trainer, metric="my_loss")
+    with pytest.raises(ValueError, match=r"my_loss' (is not|will not be) among"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+def test_the_metric_of_streamed_examples_is_found_before_training(tmp_path):
+    from datasets import IterableDataset
+
+    def examples():
+        yield from image_data(8, seed=2)
+
+    def trained(metric):
+        with_aswa(
+            trainer := make_trainer(
+                "conv", tmp_path, num_train_epochs=1, eval_dataset=IterableDataset.from_generator(examples)
+            ),
+            metric=metric,
+        )
+        trainer.train()
+        return trainer
+
+    assert trained("accuracy").state.global_step == 6
+    with pytest.raises(ValueError, match=r"Did you mean 'accuracy'\?"):
+        trained("acuracy")
+
+
+def test_the_metric_of_a_compiled_model_is_found_before_training_and_nothing_is_compiled_for_it(tmp_path):
+    from torch._dynamo.utils import counters
+
+    options = {"num_train_epochs": 1, "torch_compile": True, "torch_compile_backend": "aot_eager"}
+    with_aswa(trainer := make_trainer("conv", tmp_path, **options), metric="acuracy")
+    counters.clear()
+    with pytest.raises(ValueError, match=r"Did you mean 'accuracy'\?"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+    assert not counters["frames"]
+    with_aswa(trainer := make_trainer("conv", tmp_path, **options), metric="accuracy")
+    trainer.train()
+    assert counters["frames"]
+
+
 @pytest.mark.parametrize("of_one", ["raises", "has fewer metrics"])
 def test_metrics_that_need_more_than_one_example_are_found_in_all(of_one, tmp_path):
     sizes = []
