@@ -106,6 +106,11 @@ class CardData:
         return self.base_model or (named if on_hub else None)
 
     @property
+    def base_folder(self) -> str:
+        """The name of the folder of a base model that is not on the Hub."""
+        return Path(str(self.config.get("base_model_name_or_path") or "")).name or "base_model"
+
+    @property
     def auto_class(self) -> str:
         """The class of transformers that loads the base model of an adapter."""
         return AUTO_CLASSES.get(str(self.config.get("task_type")), "AutoModel")

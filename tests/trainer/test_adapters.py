@@ -75,13 +75,15 @@ def test_the_card_of_an_adapter_names_its_base_model_and_loads_with_peft(tmp_pat
         "from transformers import AutoModelForCausalLM",
         "",
         'base_model = AutoModelForCausalLM.from_pretrained("me/base")',
-        "",
         'model = PeftModel.from_pretrained(base_model, "me/adapter")',
     ]
     assert "\n".join(lines) in card.text
     # A folder of this machine is not a name on the Hub.
     (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": str(tmp_path)}))
-    assert render(read_card_data(tmp_path, "me/adapter")).data.base_model is None
+    card = render(read_card_data(tmp_path, "me/adapter"))
+    assert card.data.base_model is None
+    assert f'base_model = AutoModelForCausalLM.from_pretrained("path/to/{tmp_path.name}")' in card.text
+    assert str(tmp_path) not in card.content
 
 
 def storage_bytes():

@@ -1,5 +1,7 @@
 """Every decision with its scores, and the picture of all of them, in the Trainer's reporters."""
 
+import uuid
+
 import pytest
 from training import make_trainer, with_aswa
 
@@ -43,14 +45,16 @@ def test_tensorboard_has_every_decision_and_the_picture(tmp_path, monkeypatch):
 
 
 def test_trackio_has_every_decision_and_the_picture(tmp_path, monkeypatch):
-    pytest.importorskip("trackio")
+    # It is read at the first import; if that was earlier, the name of the project keeps other runs apart.
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    pytest.importorskip("trackio")
     from trackio.sqlite_storage import SQLiteStorage
 
+    project = f"aswa-{uuid.uuid4().hex}"
     records = reported_run(
-        tmp_path, "trackio", monkeypatch, project="aswa-test", run_name="one", trackio_static_space_id=False
+        tmp_path, "trackio", monkeypatch, project=project, run_name="one", trackio_static_space_id=False
     )
-    logs = SQLiteStorage.get_logs("aswa-test", "one")
+    logs = SQLiteStorage.get_logs(project, "one")
     decided = [row for row in logs if any(key.endswith("aswa/decision") for key in row)]
     assert len(decided) == 2
     for row, record in zip(decided, records, strict=True):
