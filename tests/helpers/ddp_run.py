@@ -123,6 +123,18 @@ def use_from_outside(model: torch.nn.Module) -> None:
     model.forward = using
 
 
+def adapter_trainer(folder: str, *, callbacks: list | None, **arguments) -> Trainer:
+    """TRL's `SFTTrainer` with an adapter beside frozen weights."""
+    from language import make_trl, rows
+    from peft import LoraConfig
+
+    if "deepspeed" in arguments:
+        arguments["deepspeed"]["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
+    made = {"callbacks": callbacks, "train_dataset": rows("SFT", 48, 0), "peft_config": LoraConfig(r=2)}
+    options = {"num_train_epochs": 4, "save_strategy": "epoch", "lr_scheduler_type": "constant"}
+    return make_trl("SFT", Path(folder), trainer=made, **options | arguments)
+
+
 def main() -> None:
     kind, folder, *flags = sys.argv[1:]
     torch.set_num_threads(1)
@@ -144,7 +156,11 @@ def main() -> None:
         arguments |= {"num_train_epochs": 3, "per_device_train_batch_size": 16}
         options["apply"] = None
     stops = [StopAfterThree()] if "--stop" in flags else None
-    trainer = make_trainer(kind, folder, examples=96, callbacks=stops, **arguments)
+    if kind == "sft":
+        trainer = adapter_trainer(folder, callbacks=stops, **arguments)
+        options["every"] = "2 steps"
+    else:
+        trainer = make_trainer(kind, folder, examples=96, callbacks=stops, **arguments)
     if "--outside" in flags:
         use_from_outside(trainer.model)
     if "--disagree" in flags:
@@ -158,6 +174,8 @@ def main() -> None:
     callback = with_aswa(trainer, strategies=("aswa", "dense-aswa", "swa", "ema", "best", "last"), **options)
     seen = recorded_queries(trainer) if kind == "kvsall" else []
     trainer.train(resume_from_checkpoint=resume or None)
+    if kind == "sft":
+        trainer.save_model()
 
     with all_gathered(trainer.model, stage):
         result = {f"model/{name}": tensor for name, tensor in weights_of(trainer.model).items()}
@@ -170,7 +188,8 @@ def main() -> None:
         result |= {f"{name}/{key}": tensor.clone() for key, tensor in copied.items()}
     if stage is not None:
         assert trainer.accelerator.state.deepspeed_plugin.zero_stage == stage
-        result |= {f"masters/{name}": master(p) for name, p in trainer.model.named_parameters()}
+        trained = {name: p for name, p in trainer.model.named_parameters() if p.requires_grad}
+        result |= {f"masters/{name}": master(p) for name, p in trained.items()}
     rank = dist.get_rank()
     save_file(result, Path(folder) / f"rank{rank}.safetensors")
     about = {

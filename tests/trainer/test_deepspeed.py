@@ -5,6 +5,7 @@ import shutil
 import pytest
 import torch
 from ddp_run import launch, started
+from language import causal_model
 from training import assert_same_tensors, make_trainer, with_aswa
 from universal import convert
 
@@ -76,6 +77,35 @@ def test_resumed_a_run_is_bit_identical(flags, on_cpu, tmp_path):
     assert resumed_about == about
     assert_same_tensors(resumed, straight)
     assert_same_tensors(resumed, other)
+
+
+@slow
+@pytest.mark.filterwarnings("default")  # of TRL and PEFT
+def test_an_adapter_that_trl_trains_is_averaged_alone_saved_and_resumed(on_cpu, tmp_path):
+    peft = pytest.importorskip("peft")
+    pytest.importorskip("trl")
+    plain, about = launch("sft", tmp_path / "ddp", "--sgd", bare=True)[0]
+    for stage in (2, 3):
+        flags = ["--sgd", f"--zero={stage}"]
+        (tensors, zero_about), (others, _) = launch("sft", tmp_path / f"{stage}", *flags, bare=True)
+        assert_same_tensors(tensors, others)
+        averaged = {name.removeprefix("aswa/"): t for name, t in tensors.items() if name.startswith("aswa/")}
+        assert averaged
+        assert all("lora_" in name for name in averaged)
+        for ours, theirs in zip(zero_about["histories"]["aswa"], about["histories"]["aswa"], strict=True):
+            assert (ours["step"], ours["decision"]) == (theirs["step"], theirs["decision"])
+            if ours["decision"] != "init":
+                assert ours["lookahead_score"] == pytest.approx(theirs["lookahead_score"], rel=1e-5)
+        for name, tensor in plain.items():
+            torch.testing.assert_close(tensors[name], tensor, rtol=0, atol=1e-6)
+        loaded = peft.PeftModel.from_pretrained(causal_model(), str(tmp_path / f"{stage}"))
+        parameters = dict(loaded.named_parameters())
+        assert all(torch.equal(parameters[name], tensor) for name, tensor in averaged.items())
+
+        launch("sft", tmp_path / f"{stage}-resumed", "--stop", *flags, bare=True)
+        (resumed, resumed_about), _ = launch("sft", tmp_path / f"{stage}-resumed", "--resume", *flags, bare=True)
+        assert resumed_about == zero_about
+        assert_same_tensors(resumed, tensors)
 
 
 @slow
