@@ -122,7 +122,7 @@ class WeightAverage:
             )
         self.model = unwrap(model)
         self.dtype = dtype
-        self.device = torch.device(device) if device is not None else None
+        self.device = _usable(device) if device is not None else None
         self.average_buffers = average_buffers
         self.averaged: dict[str, Tensor] = {}
         self.copied: dict[str, Tensor] = {}
@@ -524,6 +524,19 @@ def _equal_in_others(different: RowSet | None, ours: Tensor, theirs: Tensor) -> 
     rows = torch.arange(0, len(ours), max(1, len(ours) // _SAMPLED), device=ours.device)
     rows = rows[~different.mask[rows]]
     return torch.equal(ours.index_select(0, rows), theirs.index_select(0, rows))
+
+
+def _usable(device: torch.device | str) -> torch.device:
+    """Returns the device; raises ValueError if this machine has no such device, or it holds no numbers."""
+    try:
+        found = torch.device(device)
+        torch.empty(1, device=found)
+    except (AssertionError, NotImplementedError, RuntimeError, TypeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"device={str(device)!r} cannot hold an average on this machine: {reason}") from None
+    if found.type == "meta":
+        raise ValueError("device='meta' holds no numbers. Choose a device that does, such as 'cpu'.")
+    return found
 
 
 def _same_layout(a: Tensor, b: Tensor) -> bool:

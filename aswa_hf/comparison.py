@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequenc
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
 from aswa_hf import policy
@@ -130,6 +131,9 @@ class Named:
     def __post_init__(self) -> None:
         if not self.options:
             return
+        dtype = self.options.get("dtype")
+        if isinstance(dtype, str):  # float64, or as a torch.dtype is written
+            self.options["dtype"] = getattr(torch, dtype.removeprefix("torch."), dtype)
         known = self._known()
         for option, value in self.options.items():
             if option not in known:
@@ -171,8 +175,17 @@ def named_factories(strategies: Strategies) -> dict[str, Factory]:
                 )
             factories[name] = given if callable(given) else _named(name, given)
     else:
-        for text in split_strategies(strategies) if isinstance(strategies, str) else strategies:
-            name, options = parse_strategy(text)
+        texts: list[Any] = [None]
+        if isinstance(strategies, Iterable):
+            texts = split_strategies(strategies) if isinstance(strategies, str) else list(strategies)
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError(f"strategies must be names, or a dict with options by name, got {strategies!r}.")
+        for name, options in map(parse_strategy, texts):
+            if name in factories:
+                raise ValueError(
+                    f"strategies contains {name!r} twice. Two of a kind need names of their own and a function each, "
+                    f"as in {{{name!r}: {{…}}, '{name}-2': lambda model: {NAMED[name].__name__}(model, …)}}."
+                )
             factories[name] = _named(name, options)
         if not factories:
             raise ValueError(f"Pass at least one strategy of {', '.join(NAMED)}.")

@@ -121,6 +121,8 @@ def loss_valley(
             if len(window) == n_converge and is_usable(window[0]) and not beaten:
                 usable = [score for score in window if score is not None and is_usable(score)]
                 mean = sum(usable) / len(usable)
+                if is_better(mean, window[0], greater_is_better):
+                    mean = usable[0]  # the best of them; only rounding can make their mean better
                 start = index - n_converge + 1
                 limit = mean - tolerance_ratio * abs(mean) * (1 if greater_is_better else -1)
         elif index + 1 >= n_tolerance:

@@ -189,6 +189,17 @@ def test_swads_valley_of_a_score_mirrors_that_of_a_loss():
         assert swad.trajectory.decisions == [INIT, HARD, SOFT, SOFT, SOFT, REJECT]
 
 
+@pytest.mark.parametrize("greater_is_better", [True, False])
+def test_scores_that_do_not_change_are_a_valley_that_does_not_end(greater_is_better):
+    # The computed mean of three times 0.1 or 0.7 is greater or less than each of them.
+    for score in (0.1, 0.7):
+        swad = SWAD(Point(), greater_is_better=greater_is_better, tolerance_ratio=0.0)
+        for index in range(10):
+            take_steps(swad, [float(index)])
+            swad.update(running_score=score)
+        assert swad.alphas == [0.1] * 10
+
+
 def test_swad_refuses_windows_and_tolerances_out_of_range():
     for name, value in (("n_converge", 0), ("n_tolerance", 0), ("n_tolerance", 1.5), ("tolerance_ratio", -0.1)):
         with pytest.raises(ValueError, match=f"{name} must be"):

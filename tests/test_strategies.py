@@ -285,8 +285,10 @@ def test_ema_refuses_a_decay_or_an_interval_that_is_none():
     for decay in (1.0, -0.1, 1.5):
         with pytest.raises(ValueError, match=r"decay must be in \[0, 1\)"):
             EMA(Point(), decay=decay)
-    with pytest.raises(ValueError, match="every must be at least 1"):
+    with pytest.raises(ValueError, match="every must be a whole number of at least 1"):
         EMA(Point(), every=0)
+    with pytest.raises(ValueError, match=r"every must be a whole number of at least 1, got 2\.5"):
+        EMA(Point(), every=2.5)
 
 
 # Best and last

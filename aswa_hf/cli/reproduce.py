@@ -44,6 +44,10 @@ def reproduce(
     train_size: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Images: number of training images (default: all).")
     ] = None,
+    val_ratio: Annotated[
+        float | None,
+        typer.Option(metavar="X", help="Images: fraction of them used for validation (default: the paper's)."),
+    ] = None,
     bn_batches: Annotated[
         int | None,
         typer.Option(metavar="N", min=0, help="Images: batches to recalibrate BatchNorm on (0: all)."),
@@ -82,7 +86,7 @@ def reproduce(
     chosen = find_table(table)
     names = _names(datasets) if datasets else list(chosen.datasets)
     lengths = None if epochs is None else _numbers(epochs, "--epochs", least=1)
-    images = {"train_size": train_size, "bn_batches": bn_batches}
+    images = {"train_size": train_size, "val_ratio": val_ratio, "bn_batches": bn_batches}
     for option, value in images.items():
         if value is not None and chosen.task != IMAGES:
             flag = f"--{option.replace('_', '-')} {value}"

@@ -90,7 +90,8 @@ def plan(
 ) -> list[GridRun]:
     """The runs of a table, those of a dataset together; `images` are further settings of an `ImageRun`."""
     runs = []
-    for dataset, ratio, model in product(datasets, table.val_ratios, models):
+    ratios = [images.pop("val_ratio")] if "val_ratio" in images else table.val_ratios
+    for dataset, ratio, model in product(datasets, ratios, models):
         sweep = table.sweep(dataset) if table.by_rates else Sweep(())
         usual = [sweep.settings["epochs"]] if "epochs" in sweep.settings else table.epochs or [recipe_epochs(model)]
         at: list[float | None] = [*(rates or sweep.rates)]

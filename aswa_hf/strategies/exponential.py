@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from aswa_hf import policy
-from aswa_hf._utils.checks import is_whole_number
+from aswa_hf._utils.checks import check_whole_number, is_whole_number
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.averaging import WeightAverage
 from aswa_hf.strategies.base import Evaluate, Outcome, Strategy, nothing
@@ -21,8 +21,7 @@ class StepAverage(Strategy):
 
     def __init__(self, model: nn.Module, *, every: int = 1, **options: Any):
         super().__init__(model, **options)
-        if every < 1:
-            raise ValueError(f"every must be at least 1 optimizer step, got {every}.")
+        check_whole_number("every", every)
         self.every = every
         self.steps = 0
 

@@ -6,7 +6,9 @@ import shlex
 from dataclasses import MISSING, replace
 
 import pytest
+import torch
 from commands import call
+from torch import nn
 from typer.main import get_command
 
 import aswa_hf.experiments.image
@@ -323,13 +325,19 @@ def test_strategies_have_options_in_python_in_settings_and_on_the_command_line()
     assert {name: factory.options for name, factory in factories.items()} == options
 
 
+def test_the_precision_of_an_average_is_given_in_python_and_as_text():
+    for given in ("aswa(dtype=float64)", {"aswa": {"dtype": torch.float64}}):
+        run = KGERun(dataset="countries", strategies=given)
+        assert named_factories(run.strategies)["aswa"](nn.Linear(1, 1)).average.dtype is torch.float64
+
+
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
         ("ema(dekay=0.9)", "The strategy 'ema' has no option 'dekay'. Did you mean 'decay'? Its options: "),
         ("ema(decay=1.5)", "decay must be in [0, 1), got 1.5."),
         ("ema(decay=fast)", "The option 'decay' of 'ema' must be float, got 'fast'."),
-        ("ema(every=0)", "every must be at least 1 optimizer step, got 0."),
+        ("ema(every=0)", "every must be a whole number of at least 1, got 0."),
         ("swa(start=-1)", "start must be an epoch (0, 1, 2, …) or a fraction of the run in [0, 1), got -1."),
         ("aswa(greater_is_better=False)", "The strategy 'aswa' has no option 'greater_is_better'. "),
         ("dense-aswa(score_snapshot=2)", "The option 'score_snapshot' of 'dense-aswa' must be bool, got 2."),
@@ -338,6 +346,10 @@ def test_strategies_have_options_in_python_in_settings_and_on_the_command_line()
         ("swad(n_tolerance=0)", "n_tolerance must be a whole number of at least 1, got 0."),
         ("power-ema(wide=0.9)", "wide must be "),
         ("bema(eta=2.0)", "eta must be "),
+        ("lawa(bn_batches=0)", "bn_batches must be a whole number of at least 1 or None, got 0."),
+        ("aswa(device=gpu)", "device='gpu' cannot hold an average on this machine: Expected one of cpu"),
+        ("aswa(device=meta)", "device='meta' holds no numbers."),
+        ("aswa(dtype=float16)", "dtype must be torch.float32 or torch.float64, got torch.float16"),
         ("ema(0.9)", "'ema(0.9)': expected options as name=value, each once, got '0.9'."),
         ("ema(decay=0.9", "'ema(decay=0.9' is not a strategy. "),
     ],

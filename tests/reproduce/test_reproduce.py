@@ -106,7 +106,9 @@ def test_runs_that_differ_have_different_names():
         *plan(TABLES["cifar-ratios"], ["vgg16_bn_cifar"], ["CIFAR-10"], [0], None),
         *plan(TABLES["cifar"], ["vgg16_bn_cifar"], ["CIFAR-10"], [0], [30], train_size=10_000, bn_batches=20),
     ]
-    assert len({run.name for run in runs}) == len(set(runs)) == len(runs) == 1 + 8 + 16 + 1
+    runs[-1:-1] = plan(TABLES["cifar-ratios"], ["vgg16_bn_cifar"], ["CIFAR-10"], [0], [300], val_ratio=0.3)
+    assert runs[-2].name == "cifar-10-vgg16_bn_cifar-0-300-val0.3"
+    assert len({run.name for run in runs}) == len(set(runs)) == len(runs) == 1 + 8 + 16 + 1 + 1
     assert runs[0].name == "cifar-10-vgg16_bn_cifar-0-300-fge"
     assert runs[-1].name == "cifar-10-vgg16_bn_cifar-0-30-10000images-bn20-fge"
 

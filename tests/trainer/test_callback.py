@@ -391,6 +391,10 @@ def test_bad_arguments_are_refused_at_construction(tmp_path):
         ),
         ({"strategies": {"ema": {"dekay": 0.5}}}, "'ema' has no option 'dekay'. Did you mean 'decay'?"),
         ({"strategies": "aswa,ema(decay=1)"}, "decay must be in"),
+        (
+            {"strategies": "ema(decay=0.9),ema(decay=0.99)"},
+            "strategies contains 'ema' twice. Two of a kind need",
+        ),
         ({"apply": "swa"}, "apply='swa' is not among the strategies aswa"),
         ({"metric": {}}, "maps metric names to weights"),
     ]:
@@ -398,6 +402,9 @@ def test_bad_arguments_are_refused_at_construction(tmp_path):
             ASWACallback(trainer, **options)
     with pytest.raises(TypeError, match="metric must be"):
         ASWACallback(trainer, metric=3)
+    for wrong in (3, ["aswa", 3]):
+        with pytest.raises(TypeError, match="strategies must be names, or a dict with options by name, got"):
+            ASWACallback(trainer, strategies=wrong)
     with pytest.raises(TypeError, match=r"transformers\.Trainer, got Linear"):
         ASWACallback(nn.Linear(1, 1))
     with pytest.raises(ValueError, match="pass an eval_dataset to the Trainer"):
