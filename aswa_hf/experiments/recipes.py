@@ -7,6 +7,7 @@ What the recipes reached here is in recipes/reached.json, which `scripts/collect
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,22 @@ FOLDER = Path(__file__).parent / "recipes"
 REACHED = FOLDER / "reached.json"
 DEEPEST = 10  # levels of a file of recipes; three are needed
 PARTS = ("about", "settings", "published")
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads 1e-3 as a number, which YAML 1.1 takes for text, and refuses keys that occur twice."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        content: dict[Any, Any] = super().construct_mapping(node, deep)
+        if len(content) < len(node.value):
+            keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+            raise ValueError(f"it has {next(key for key in keys if keys.count(key) > 1)!r} twice in one mapping.")
+        return content
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
 
 
 @dataclass(frozen=True)
@@ -112,7 +129,7 @@ def read_recipes(path: Path) -> Iterator[Recipe]:
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > DEEPEST:  # takes the square of the depth in time
                 raise ValueError("it is nested too deeply. Expected names of recipes with settings.")
-        content = yaml.safe_load(text)
+        content = yaml.load(text, _Loader)
     except FileNotFoundError:
         raise ValueError(f"There is no file of recipes {path}.{nearest_path(path)}") from None
     except (OSError, UnicodeError, yaml.YAMLError, RecursionError, ValueError) as error:

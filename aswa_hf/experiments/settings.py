@@ -51,6 +51,7 @@ INITIALIZERS = ("xavier_normal", "xavier_uniform", "normal", "uniform")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 
 PLATEAU, SAMPLING, KECI = ("schedule", "plateau"), ("scheme", "negative_sampling"), ("model", "keci")
+RANGED = ("initializer", "normal", "uniform")
 
 R = TypeVar("R", bound="TrainingRun")
 
@@ -321,7 +322,7 @@ class KGERun(TrainingRun):
     )
     shared_negatives: bool = setting("Negative sampling: draw once per batch.", False, only_on=True, needs=SAMPLING)
     adversarial_temperature: float = setting(
-        "Negative sampling: weigh negatives by their own scores, at this temperature (0: all alike).",
+        "Negative sampling, binary loss: weigh negatives by their own scores, at this temperature (0: all alike).",
         0.0,
         least=0,
         needs=SAMPLING,
@@ -334,7 +335,7 @@ class KGERun(TrainingRun):
     regularization: float = setting("Weight of the regularizer.", 0.0, least=0)
     relation_prediction: float = setting("Weight of a loss that predicts relations.", 0.0, least=0)
     initializer: str = setting(f"{', '.join(INITIALIZERS)}.", "xavier_normal", choices=INITIALIZERS)
-    initializer_range: float = setting("normal: standard deviation; uniform: limit.", 0.1, least=0)
+    initializer_range: float = setting("normal: standard deviation; uniform: limit.", 0.1, least=0, needs=RANGED)
     shard_entities: bool = setting(
         "Spread the rows of the entity table over the processes; --batch-size is then of all together.",
         False,
@@ -350,6 +351,14 @@ class KGERun(TrainingRun):
             raise SettingError(
                 "loss", f"must be {' or '.join(LOSSES[self.scheme])} for {self.scheme}, got {self.loss!r}."
             )
+        if self.adversarial_temperature:
+            # What it replaces has neither a softmax nor smoothed labels.
+            if self.training_loss != "binary":
+                raise SettingError("adversarial_temperature", f"is only for loss binary, and loss is {self.loss}.")
+            if self.label_smoothing:
+                raise SettingError(
+                    "label_smoothing", f"must be 0 with adversarial weights, got {self.label_smoothing}."
+                )
         if self.scheme == "balanced_sampling":
             self._check_balanced_sampling()
         if bool(self.regularization) != (self.regularizer is not None):

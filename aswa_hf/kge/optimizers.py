@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Adagrad, Optimizer
-from transformers import TrainingArguments
+from torch.optim import Adagrad, Adam, Optimizer
+from transformers import Trainer, TrainingArguments
 
 from aswa_hf._utils.touched_rows import writing
 
@@ -66,8 +66,13 @@ class RowwiseAdagrad(Optimizer):
 
 
 def optimizer_of(name: str, args: TrainingArguments) -> tuple[type[Optimizer], dict[str, Any]] | None:
-    """The class and options of an optimizer for a Trainer; None for Adam and AdamW, which it has itself."""
-    if name in ("adam", "adamw"):
+    """The class and options of an optimizer for a Trainer; None for its own, AdamW.
+
+    Without weight decay Adam and AdamW are the same. With it, Adam has it in its gradients, as Adagrad does.
+    """
+    if name == "adamw" or (name == "adam" and not args.weight_decay):
         return None
+    if name == "adam":
+        return Adam, Trainer.get_optimizer_cls_and_kwargs(args)[1]
     kinds = {"adagrad": Adagrad, "adagrad-rowwise": RowwiseAdagrad}
     return kinds[name], {"lr": args.learning_rate}

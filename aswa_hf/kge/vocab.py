@@ -244,7 +244,10 @@ class _Index:
     def unknown(self, label: str) -> str:
         """The error message for an unknown label, with the nearest ones: `New York` finds `new_york`."""
         simple = {_simplify(known): known for known in reversed(self.names)}
-        nearest = [repr(simple[near]) for near in difflib.get_close_matches(_simplify(label), simple, n=3)]
+        wanted = _simplify(label)
+        near = difflib.get_close_matches(wanted, simple, n=3)
+        near = near or [known for known in simple if wanted and wanted in known][:3]
+        nearest = [repr(simple[name]) for name in near]
         return f"Unknown {self.kind} {label!r}. " + (
             f"Did you mean {' or '.join(nearest)}?"
             if nearest

@@ -37,9 +37,10 @@ def test_flags_come_before_the_recipe_and_the_recipe_before_defaults(trained):
 
 def test_a_file_of_ones_own_has_recipes_too(trained, tmp_path):
     file = tmp_path / "mine.yaml"
-    file.write_text(yaml.safe_dump({"small": {"settings": {"dim": 8, "epochs": 2}}}))
+    file.write_text(yaml.safe_dump({"small": {"settings": {"dim": 8, "epochs": 2}}}) + "tiny: {settings: {lr: 1e-3}}")
     assert call("train", "kge", "--recipe", f"{file}/small", "--dataset", "graph", "--output-dir", "out") == 0
-    assert trained == [KGERun(dataset="graph", dim=8, epochs=2)]
+    assert call("train", "kge", "--recipe", f"{file}/tiny", "--dataset", "graph", "--output-dir", "out") == 0
+    assert trained == [KGERun(dataset="graph", dim=8, epochs=2), KGERun(dataset="graph", lr=0.001)]
 
 
 def test_recipes_are_listed_with_what_they_reached(capsys):
@@ -68,6 +69,10 @@ def test_recipes_are_listed_with_what_they_reached(capsys):
         ("- small", "is not a file of recipes: expected a mapping"),
         ("small: {settings: [", "is not a file of recipes: while parsing"),
         ("big: {settings: {}}", "There is no recipe '"),
+        (
+            "small: {settings: {dim: 8, epochs: 2, dim: 16}}",
+            "is not a file of recipes: it has 'dim' twice in one mapping.",
+        ),
     ],
 )
 def test_a_mistake_in_a_recipe_is_one_line_before_data_is_loaded(text, problem, tmp_path):
@@ -88,6 +93,18 @@ def test_a_mistake_in_a_recipe_is_one_line_before_data_is_loaded(text, problem, 
         ("--regularizer n3", "--regularization must be given with --regularizer n3."),
         ("--epochs 10 --eval-every 4", "--eval-every must divide the 10 epochs, got 4."),
         ("--entity-dropout 1", "--entity-dropout must be a number of at least 0 below 1, got 1.0."),
+        (
+            "--initializer-range 0.5",
+            "--initializer-range is only for initializer normal or uniform, and initializer is",
+        ),
+        (
+            "--scheme negative_sampling --loss softmax --adversarial-temperature 1",
+            "--adversarial-temperature is only for loss binary, and loss is softmax.",
+        ),
+        (
+            "--scheme negative_sampling --label-smoothing 0.1 --adversarial-temperature 1",
+            "--label-smoothing must be 0 with adversarial weights, got 0.1.",
+        ),
         ("--recipe wn18/complex", "There is no recipe 'wn18/complex'."),
     ],
 )

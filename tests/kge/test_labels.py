@@ -101,3 +101,32 @@ def test_labels_that_are_no_text_of_two_columns_are_refused(folder, content, tol
     (folder / "relations.tsv").write_bytes(content)
     with pytest.raises(ValueError, match=told):
         load_kg(folder)
+
+
+def test_marks_and_spaces_of_editors_are_no_part_of_labels(folder):
+    (folder / "entities.tsv").write_bytes(b"\xef\xbb\xbfQ1\t Bach \r\nQ2\tViva  ldi\r\n")
+    (folder / "relations.json").write_text('{"P1": " has\\na\\ttrade "}')
+    vocab = load_kg(folder).vocab
+    assert vocab.entities[:2] == ["Bach", "Viva ldi"]
+    assert vocab.relations[0] == "has a trade"
+
+
+def test_labels_in_two_files_are_refused(folder):
+    (folder / "entities.json").write_text('{"Q1": "Bach"}')
+    (folder / "entities.tsv").write_text("Q1\tVivaldi\n")
+    with pytest.raises(ValueError, match=r"the labels of entities twice: entities.json and entities.tsv. Keep one"):
+        load_kg(folder)
+
+
+def test_labels_of_another_graph_are_reported(folder):
+    (folder / "entities.tsv").write_text("Bach\tQ1\n")
+    with pytest.warns(
+        UserWarning, match="None of the 1 labels of entities has an identifier of the graph, such as 'Q1'"
+    ):
+        assert load_kg(folder).vocab.entities[0] == "Q1"
+
+
+def test_a_part_of_a_name_finds_those_that_contain_it():
+    vocab = KGVocab(["Johann Sebastian Bach", "Antonio Vivaldi"], ["occupation"])
+    with pytest.raises(ValueError, match=r"Unknown entity 'bach'. Did you mean 'Johann Sebastian Bach'\?"):
+        vocab.entity_id("bach")

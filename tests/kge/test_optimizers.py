@@ -1,9 +1,12 @@
 """Optimizers for embedding tables: their arithmetic, and that runs find them by name."""
 
+import pytest
 import torch
+from transformers import Trainer
 
 from aswa_hf.experiments import KGERun, train_kge
-from aswa_hf.kge.optimizers import RowwiseAdagrad
+from aswa_hf.kge import paper_arguments
+from aswa_hf.kge.optimizers import RowwiseAdagrad, optimizer_of
 
 
 def test_a_row_has_one_sum():
@@ -28,6 +31,22 @@ def test_weight_decay_is_added_to_the_gradient_and_cores_have_rows_too():
     core.grad = torch.zeros_like(core)
     optimizer.step()  # the gradient is 0.5 everywhere, so is the root of its mean square
     torch.testing.assert_close(core.detach(), torch.full((2, 3, 4), 0.9))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("adamw", 1 - 0.1 * 0.5), ("adam", 1 - 0.1), ("adagrad", 1 - 0.1), ("adagrad-rowwise", 1 - 0.1)],
+)
+def test_weight_decay_is_decoupled_in_adamw_and_part_of_the_gradient_elsewhere(name, expected, tmp_path):
+    """Without any other gradient, a step is 1 − lr·decay for AdamW and −lr for those that scale their gradients."""
+    model = torch.nn.Embedding(2, 3)
+    torch.nn.init.ones_(model.weight)
+    args = paper_arguments(str(tmp_path), learning_rate=0.1, weight_decay=0.5, eval_strategy="no")
+    trainer = Trainer(model, args, optimizer_cls_and_kwargs=optimizer_of(name, args))
+    optimizer = trainer.create_optimizer()
+    model.weight.grad = torch.zeros_like(model.weight)
+    optimizer.step()
+    torch.testing.assert_close(model.weight.detach(), torch.full((2, 3), expected))
 
 
 def test_runs_find_every_optimizer_schedule_and_loss_by_name(tmp_path):
