@@ -82,8 +82,9 @@ def decisions_shown(
                         bar.describe(words)
             if show == "none" or (show == "changes" and decision == "reject"):
                 return
+            epoch = record.index + 1 if record.epoch is None else record.epoch
             console.print(
-                f"epoch {record.index + 1:{width}d}   {callback.score.label} (%): "
+                f"epoch {epoch:{width}g}   {callback.score.label} (%): "
                 f"running {_percent(record.running_score)}   "
                 f"ensemble {_percent(record.score)}   [{COLORS[decision]}]{decision}[/]"
             )

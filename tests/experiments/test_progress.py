@@ -28,9 +28,9 @@ class Run:
         if callback in self.callback_handler.callbacks:
             self.callback_handler.callbacks.remove(callback)
 
-    def decide(self, score):
+    def decide(self, score, epoch=None):
         index = len(self.trajectory)
-        record = SimpleNamespace(index=index, decision=Decision.SOFT, score=score, running_score=score)
+        record = SimpleNamespace(index=index, epoch=epoch, decision=Decision.SOFT, score=score, running_score=score)
         self.trajectory.append(record)
         for callback in list(self.callback_handler.callbacks):
             callback.on_evaluate(None, SimpleNamespace(global_step=index + 1, max_steps=3), None)
@@ -50,4 +50,8 @@ def test_a_file_gets_lines_without_a_bar():
     run, file = Run(), io.StringIO()
     with decisions_shown(run, run.callback, Console(file=file)):
         run.decide(0.25)
-    assert file.getvalue() == "epoch 1   mrr (%): running  25.00   ensemble  25.00   soft\n"
+        run.decide(0.5, epoch=3.0)  # not every epoch ends with a decision
+    assert file.getvalue().splitlines() == [
+        "epoch 1   mrr (%): running  25.00   ensemble  25.00   soft",
+        "epoch 3   mrr (%): running  50.00   ensemble  50.00   soft",
+    ]
