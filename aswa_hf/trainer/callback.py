@@ -60,7 +60,6 @@ from aswa_hf.trainer.hub import (
     repository_of,
 )
 from aswa_hf.trainer.options import (
-    added_by_log,
     check_metric_exists,
     check_trainer_supported,
     choose_direction,
@@ -71,6 +70,7 @@ from aswa_hf.trainer.options import (
     failures_of_metrics,
     followed_strategy,
     metric_can_be_tried,
+    metrics_of,
     order_callbacks,
     refuse_second,
     silenced,
@@ -233,10 +233,11 @@ class ASWACallback(TrainerCallback):
             if args.should_save:
                 remove_pending(args.output_dir)
         if (steps := steps_to_first_decision(self._every, args, kwargs.get("train_dataloader"))) > state.max_steps:
+            only = "decides only at its last step" if self._every.by_steps else "ends before its first decision point"
             logger.warning(
-                f"The run of {state.max_steps} steps ends before its first decision point at step {steps} (every="
-                f"{self.every!r}): it will end with the running weights. every='100 steps' or every='evaluation' "
-                "decides within an epoch."
+                f"The run of {state.max_steps} steps {only}, since every={self.every!r} is {steps} steps: it will end "
+                "with the running weights. A smaller number, as in every='100 steps', or every='evaluation' decides "
+                "earlier."
             )
         logger.info(f"Weight averaging ({', '.join(self.strategies)}) follows {self.score.label}.")
 
@@ -260,12 +261,14 @@ class ASWACallback(TrainerCallback):
     ) -> None:
         if self._expected is None or metrics is None:
             return  # not the expected evaluation
-        datasets = self._bound().eval_dataset
-        self._expected.update(metrics)
-        if state.log_history and state.log_history[-1].get("step") == state.global_step:
-            self._expected.update(added_by_log(state.log_history[-1], self._expected, self.score))
+        data = self._bound().eval_dataset
+        datasets = list(data) if isinstance(data, dict) else [None]
+        logged = state.log_history[-1] if state.log_history else {}
+        if logged.get("step") != state.global_step:
+            logged = {}
+        self._expected.update(metrics_of(metrics, logged, self.score, datasets[self._events]))
         self._events += 1
-        if self._events < (len(datasets) if isinstance(datasets, dict) else 1):
+        if self._events < len(datasets):
             return
         running, self._expected = self._expected, None
         if self._decides:
@@ -453,10 +456,14 @@ class ASWACallback(TrainerCallback):
             preserved_modes(trainer.model),
             evaluating_on(trainer, self._subset, self._subset_loaders),
         ):
-            metrics: dict[str, float] = {} if self._datasets else trainer.evaluate()
+            if not self._datasets:
+                return metrics_of(trainer.evaluate(), logged, self.score)
+            metrics: dict[str, float] = {}
             for name in self._datasets:
-                metrics |= trainer.evaluate(eval_dataset=name, metric_key_prefix=f"eval_{name}")
-        return metrics | added_by_log(logged, metrics, self.score)
+                logged.clear()
+                found = trainer.evaluate(eval_dataset=name, metric_key_prefix=f"eval_{name}")
+                metrics |= metrics_of(found, logged, self.score, name)
+        return metrics
 
     def _try_metric(self, args: TrainingArguments) -> None:
         """Raises ValueError for a metric that no evaluation reports, where nothing else tells which there will be."""

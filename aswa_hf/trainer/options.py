@@ -224,16 +224,26 @@ def order_callbacks(trainer: Trainer, callback: TrainerCallback) -> None:
     handler.callbacks = [*others[:position], callback, *others[position:], RunsLast(callback, trainer)]
 
 
-def added_by_log(logged: Mapping[str, Any], metrics: Mapping[str, float], score: Score) -> dict[str, float]:
-    """The metrics of an evaluation that only its log has.
+def metrics_of(
+    returned: Mapping[str, Any], logged: Mapping[str, Any], score: Score, dataset: str | None = None
+) -> dict[str, Any]:
+    """The metrics of an evaluation: what it returned, and what only its log has.
 
     A trainer may report None where no example of the evaluation has a value, as GRPO does for a reward. What the score
-    uses is then not a number; of a function, it is unknown what it uses.
+    uses is then not a number; of a function, it is unknown what it uses. What a trainer adds has no name of a
+    `dataset`, as TRL's metrics of several evaluation datasets: here it has.
     """
-    added = {key: value for key, value in logged.items() if key.startswith("eval_") and key not in metrics}
-    missing = [key for key, value in added.items() if value is None and (key in score.keys or not score.keys)]
-    numbers = {key: value for key, value in added.items() if isinstance(value, (int, float))}
-    return numbers | dict.fromkeys(missing, math.nan)
+    numbers = {key: value for key, value in logged.items() if value is None or isinstance(value, (int, float))}
+    found = {key: value for key, value in numbers.items() if key.startswith("eval_")} | dict(returned)
+    if dataset is not None:
+        found = {_key_of(dataset, key): value for key, value in found.items()}
+    missing = [key for key, value in found.items() if value is None and (key in score.keys or not score.keys)]
+    return {key: value for key, value in found.items() if value is not None} | dict.fromkeys(missing, math.nan)
+
+
+def _key_of(dataset: str, key: str) -> str:
+    named = not key.startswith("eval_") or key.startswith(f"eval_{dataset}_")
+    return key if named else f"eval_{dataset}_{key.removeprefix('eval_')}"
 
 
 def evaluation_subset(trainer: Trainer, size: int | float) -> Any:

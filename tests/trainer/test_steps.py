@@ -164,7 +164,7 @@ def test_a_run_shorter_than_its_first_interval_is_announced(tmp_path, caplog):
     callback = with_aswa(trainer := make_trainer("text", tmp_path, **STEPS), every="500 steps")
     with caplog.at_level("WARNING"):
         trainer.train()
-    assert "18 steps ends before its first decision point at step 500" in caplog.text
+    assert "18 steps decides only at its last step, since every='500 steps' is 500 steps" in caplog.text
     assert steps_of(callback) == [18]
     assert torch.equal(
         trainer.model.classifier.weight, callback.strategies["aswa"].average.averaged["classifier.weight"]

@@ -83,9 +83,18 @@ class BufferedOfMany(Buffered):
             self.state.log_history[-1]["eval_goodness"] = None
 
 
+class ReturnedOfMany(BufferedOfMany):
+    """Adds what it logs to what the evaluation returns, too, as TRL does."""
+
+    def log(self, logs, start_time=None):
+        super().log(logs, start_time)
+        logs.update({key: value for key, value in self.state.log_history[-1].items() if key.startswith("eval_")})
+
+
+@pytest.mark.parametrize("kind", [BufferedOfMany, ReturnedOfMany])
 @pytest.mark.parametrize("metric", ["goodness", lambda metrics: metrics["eval_goodness"]])
-def test_a_metric_without_a_value_for_a_few_examples_is_not_refused(metric, tmp_path):
-    trainer = BufferedOfMany(
+def test_a_metric_without_a_value_for_a_few_examples_is_not_refused(kind, metric, tmp_path):
+    trainer = kind(
         ConvNet(),
         TrainingArguments(str(tmp_path), **SETTINGS | {"num_train_epochs": 1, "per_device_eval_batch_size": 8}),
         train_dataset=image_data(24, seed=1),
@@ -98,8 +107,9 @@ def test_a_metric_without_a_value_for_a_few_examples_is_not_refused(metric, tmp_
     assert record.running_score == measured
 
 
-def test_a_metric_without_a_value_is_not_a_number(tmp_path):
-    trainer = BufferedOfMany(
+@pytest.mark.parametrize("kind", [BufferedOfMany, ReturnedOfMany])
+def test_a_metric_without_a_value_is_not_a_number(kind, tmp_path):
+    trainer = kind(
         ConvNet(),
         TrainingArguments(str(tmp_path), **SETTINGS | {"num_train_epochs": 1, "per_device_eval_batch_size": 16}),
         train_dataset=image_data(24, seed=1),
@@ -109,6 +119,30 @@ def test_a_metric_without_a_value_is_not_a_number(tmp_path):
     with pytest.warns(UserWarning, match="score of the running model is nan"):
         trainer.train()
     assert callback.strategies["aswa"].members == 0
+
+
+def test_a_metric_of_one_of_several_datasets_is_known_by_its_name(tmp_path):
+    """A trainer's own `log` does not know whose evaluation it logs."""
+    data = {"first": image_data(16, seed=2), "second": image_data(16, seed=3)}
+    trainer = Buffered(
+        ConvNet(),
+        TrainingArguments(str(tmp_path), **SETTINGS),
+        train_dataset=image_data(24, seed=1),
+        eval_dataset=data,
+    )
+    trainer.add_callback(callback := ASWACallback(trainer, metric="first_goodness"))
+    trainer.train()
+    measured = [entry["eval_goodness"] for entry in trainer.state.log_history if "eval_first_loss" in entry]
+    records = callback.strategies["aswa"].trajectory
+    assert len(measured) == 3
+    assert [record.running_score for record in records] == measured
+    assert records[1].lookahead_score not in (None, *measured)
+    assert trainer.evaluate(data["first"])["eval_loss"] == pytest.approx(-callback.strategies["aswa"].score)
+    wrong = ASWACallback(trainer, metric="first_badness")
+    trainer.remove_callback(callback)
+    trainer.add_callback(wrong)
+    with pytest.raises(ValueError, match=r"eval_first_goodness.*Did you mean 'first_goodness'"):
+        trainer.train()
 
 
 def test_a_function_that_is_not_defined_for_a_few_examples_is_not_refused(tmp_path):
