@@ -508,15 +508,15 @@ class _Softmax(_LossOverEntities):
         e, q = entities.to(dtype), queries.to(dtype)
         rows = torch.arange(batch, device=q.device) if offsets is None else _rows(offsets)
         counts = torch.ones_like(rows) if offsets is None else offsets.diff()
-        share = queries.new_ones(len(rows)) / (counts[rows] if per_query else 1)
-        weights = ((counts > 0) if per_query else counts).to(queries.dtype).unsqueeze(1)
+        share = entities.new_ones(len(rows)) / (counts[rows] if per_query else 1)
+        weights = ((counts > 0) if per_query else counts).to(entities.dtype).unsqueeze(1)
         ctx.count = batch if per_query else len(rows)
         if shard is not None:
             rows, tails, share = shard.own(rows, tails, share)
 
         # What the labels contribute: Σ label·e for every query, Σ label·q for every entity. The numbers are those of
-        # the products, the sums are in the model's dtype.
-        whole = q.to(queries.dtype)
+        # the products, the sums are in the model's dtype; under autocast some scorers have queries in its dtype.
+        whole = q.to(entities.dtype)
         labelled = torch.zeros_like(whole).index_add_(0, rows, share.unsqueeze(1) * e[tails].to(whole.dtype))
         labelled *= 1 - smoothing
         grad_entities = torch.zeros_like(entities)
@@ -552,7 +552,7 @@ class _Softmax(_LossOverEntities):
             torch.mm(logits, e, out=grad_queries[block])
             products.addmm_(logits.T, weighted[block])
         grad_entities += products
-        ctx.save_for_backward(weights * grad_queries - labelled, grad_entities)
+        ctx.save_for_backward((weights * grad_queries - labelled).to(queries.dtype), grad_entities)
         return loss / ctx.count if measured else loss.fill_(torch.nan)
 
 

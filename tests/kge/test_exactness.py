@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from aswa_hf.kge import KGEConfig
-from aswa_hf.kge.modeling_kge import ComplEx, DistMult, QMult, loss_over_entities
+from aswa_hf.kge.modeling_kge import RESCAL, ComplEx, DistMult, Keci, QMult, TuckER, loss_over_entities
 
 KINDS = ("binary", "softmax", "softmax-query")
 ENTITIES, QUERIES, DIM = 211, 37, 24
@@ -100,6 +100,35 @@ def test_under_autocast_only_products_are_rounded(kind, smoothing):
     for mine, reference, bound in zip(torch.autograd.grad(ours, inputs), wanted, bounds, strict=True):
         assert mine.dtype == torch.float32
         assert ((mine - reference).abs() <= 2.2 * rounding * bound + 1e-6).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("cls", [DistMult, ComplEx, QMult, Keci, RESCAL, TuckER])
+def test_every_scorer_trains_under_autocast(cls, kind):
+    """Also those whose query vectors are products, and so of the dtype of autocast."""
+    tails, offsets, _ = labels()
+    options = {"regularizer": "n3", "regularization": 0.1, "relation_prediction": 0.5, "label_smoothing": 0.1}
+    options |= {"initializer": "normal", "initializer_range": 0.5}
+    config = KGEConfig(
+        num_entities=ENTITIES,
+        num_relations=3,
+        dim=8,
+        loss=kind,
+        initializer="normal",
+        initializer_range=0.5,
+        **options,
+    )
+    torch.manual_seed(0)
+    model = cls(config).train()
+    heads, relations = torch.arange(QUERIES) % ENTITIES, torch.arange(QUERIES) % 6
+    exact = model(heads, relations, labels=tails, label_offsets=offsets).loss
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = model(heads, relations, labels=tails, label_offsets=offsets).loss
+    torch.testing.assert_close(rounded, exact, rtol=0.02, atol=0)
+    wanted = torch.autograd.grad(exact, list(model.parameters()))
+    for mine, reference in zip(torch.autograd.grad(rounded, list(model.parameters())), wanted, strict=True):
+        assert mine.dtype == torch.float32
+        assert (mine - reference).norm() <= 0.03 * reference.norm()
 
 
 def penalty_by_triple(kind, blocks, *factors):
