@@ -109,15 +109,7 @@ def test_every_scorer_trains_under_autocast(cls, kind):
     tails, offsets, _ = labels()
     options = {"regularizer": "n3", "regularization": 0.1, "relation_prediction": 0.5, "label_smoothing": 0.1}
     options |= {"initializer": "normal", "initializer_range": 0.5}
-    config = KGEConfig(
-        num_entities=ENTITIES,
-        num_relations=3,
-        dim=8,
-        loss=kind,
-        initializer="normal",
-        initializer_range=0.5,
-        **options,
-    )
+    config = KGEConfig(num_entities=ENTITIES, num_relations=3, dim=8, loss=kind, **options)
     torch.manual_seed(0)
     model = cls(config).train()
     heads, relations = torch.arange(QUERIES) % ENTITIES, torch.arange(QUERIES) % 6
