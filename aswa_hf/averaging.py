@@ -381,9 +381,9 @@ class WeightAverage:
     def _different_rows(
         self, averaged: Mapping[str, Tensor], tables: Mapping[str, Any] | None = None, *, compare: bool = True
     ) -> dict[str, Tensor]:
-        """Returns, of tracked tables, the rows in which Θ and Θ_A may differ, unless these are most of the rows.
+        """Returns the rows of tracked tables in which Θ and Θ_A may differ, except for tables where most rows may.
 
-        If they are not known, they are found by comparing all rows, or with `compare=False` left out.
+        If they are unknown, all rows are compared; with `compare=False` the table is left out instead.
         """
         found: dict[str, Tensor] = {}
         if self.is_in_model:  # Θ is not in the model
@@ -405,7 +405,7 @@ class WeightAverage:
         return self.averaged[name].index_select(0, rows).lerp_(theirs.index_select(0, rows), weight)
 
     def _running(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Returns the tensors that are averaged and those that are copied; of sharded ones, this process's rows."""
+        """Returns the tensors that are averaged and those that are copied; for sharded ones, this process's rows."""
         averaged, copied = self._in_model()
         return local_shards(averaged), copied
 

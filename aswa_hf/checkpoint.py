@@ -94,11 +94,11 @@ def save_state(folder: str | Path, strategies: Mapping[str, Strategy], **more: A
 def load_state(
     folder: str | Path, strategies: Mapping[str, Strategy], schema: Any = dict[str, Any], by: str = "aswa-hf"
 ) -> dict[str, Any]:
-    """Restores `strategies` from `folder`; returns everything else that was saved with them `by` a kind of run.
+    """Restores `strategies` from `folder`; returns everything else that was saved with them.
 
-    All of it must fit `schema`.
+    It must fit `schema`; `by` names what saves such states in the error message.
 
-    The run that saved may have had another number of processes: each process reads the rows it holds. Raises
+    The run that saved may have had a different number of processes: each process reads the rows it holds. Raises
     ValueError, changing nothing, if anything is damaged or belongs to another run.
     """
     path = Path(folder) / AVERAGE_FILE

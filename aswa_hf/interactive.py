@@ -160,7 +160,7 @@ def trajectory_svg(
         parts.append(f'<path class="grid" d="M{LEFT} {ty:.1f}H{width - RIGHT}"/>')
         parts.append(f'<text class="quiet" x="{LEFT - 8}" y="{ty + 4:.1f}" text-anchor="end">{tick:g}</text>')
     clip = f"aswa-view-{width}-{top}"  # the same rectangle in every such picture of a page
-    moving = ' data-moving=""' if animated else ""  # widened with time: lines and marks keep step
+    moving = ' data-moving=""' if animated else ""  # it grows with time: lines appear together with their marks
     area = f'<rect x="{LEFT}" y="{top}" width="{width - LEFT - RIGHT}" height="{height}"{moving}/>'
     parts.append(f'<clipPath id="{clip}">{area}</clipPath><g clip-path="url(#{clip})">')
     if running:
@@ -280,7 +280,7 @@ def mark(kind: str, x: float, y: float, size: float, delay: float | None = None)
 
 
 def _legend(name: str, width: float, note: str) -> tuple[str, int]:
-    """The meaning of lines and marks, and a note, and in how many rows they are."""
+    """Returns the legend of lines and marks, with a note, and its number of rows."""
     parts, x, y = [], float(LEFT), 0
     for kind, text in (
         ("running", "running model"),

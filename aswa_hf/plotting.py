@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aswa_hf._utils.files import replacing
-from aswa_hf.style import DECISIONS, GAIN, GREY, LOSS, TIE, strategy_style
+from aswa_hf.style import DECISIONS, GAIN, GRAY, LOSS, TIE, strategy_style
 from aswa_hf.trajectory import Decision, Record, Trajectory
 
 NARROW_DPI = 180  # of pictures for phones, whose screens are fine
@@ -53,7 +53,7 @@ def draw_trajectories(
     def line(scores: Iterable[float | None], **style: Any) -> None:
         axis.plot(x, [math.nan if s is None or not math.isfinite(s) else s for s in scores], **style)
 
-    line((r.running_score for r in trajectories[main]), color=GREY, lw=1.2, marker=".", ms=4, label="running model")
+    line((r.running_score for r in trajectories[main]), color=GRAY, lw=1.2, marker=".", ms=4, label="running model")
     for name in ("swa", "ema"):
         if name in trajectories and name != main:
             axis.plot(
@@ -253,7 +253,7 @@ def draw_gains(rows: Mapping[str, tuple[Sequence[float], float]], label: str, *,
     figure, axis = _rows_figure(len(rows), height=0.5, margin=1.1, narrow=narrow)
     for row, (gains, median) in enumerate(rows.values()):
         values = sorted(gains)
-        # Neighbouring dots are shifted up and down, always in the same way.
+        # Neighboring dots are shifted up and down, always in the same way.
         heights = [row + 0.12 * ((place % 3) - 1) for place in range(len(values))]
         colors = [GAIN if v > 0 else LOSS if v < 0 else TIE for v in (round(v, 4) for v in values)]
         axis.scatter(values, heights, c=colors, s=30, alpha=0.8, linewidths=0, zorder=3)

@@ -67,7 +67,7 @@ def decide_dense(
     """Returns the decision of Dense ASWA, and whether INIT and HARD take the snapshot or the running weights.
 
     The snapshot is the mean of the weights since the last decision point, which the look-ahead averages in. The better
-    of it and the running model, the snapshot on a tie, has the place that the running model has in `decide`.
+    of it and the running model, the snapshot on a tie, takes the role of the running model in `decide`.
     `snapshot_score=None` means that the snapshot was not evaluated.
     """
     from_snapshot = snapshot_score is not None and not is_better(running_score, snapshot_score, greater_is_better)

@@ -220,7 +220,7 @@ def refuse_other_sharding(checkpoint: Path, sharding: str, *, processes: int | N
 
 
 def is_finished(checkpoint: Path) -> bool:
-    """Whether a Trainer wrote a checkpoint to its end: its state is the last file. The others are not checked."""
+    """Whether a Trainer completed a checkpoint: its state is the last file written. The others are not checked."""
     try:
         return bool(read_trainer_state(checkpoint))
     except (OSError, ValueError):
@@ -228,7 +228,7 @@ def is_finished(checkpoint: Path) -> bool:
 
 
 def last_trainer_checkpoint(folder: str | Path) -> Path | None:
-    """Returns the last checkpoint that a Trainer wrote to its end."""
+    """Returns the last checkpoint that a Trainer completed."""
     return next((path for path in reversed(checkpoints(folder)) if is_finished(path)), None)
 
 

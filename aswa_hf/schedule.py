@@ -98,12 +98,12 @@ class EvaluationBudget:
     def why_skipped(self) -> str:
         return (
             f"Decisions have taken {self.spent:.1f} of {self.seconds:.1f} seconds, and another one would make that "
-            f"more than max_eval_share={self.share}: decision points are skipped until it does not. This is reported "
+            f"more than max_eval_share={self.share}: decision points are skipped until it would not. This is reported "
             "once."
         )
 
     def state_dict(self) -> dict[str, float]:
-        """The account of the run so far, for its checkpoint."""
+        """Returns the times so far, for a checkpoint."""
         return {
             "spent": self.spent,
             "expected": self._expected,
@@ -112,7 +112,7 @@ class EvaluationBudget:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues the account of the run that was saved."""
+        """Restores the times of a saved run."""
         self.spent, self._expected, self.skipped = state["spent"], state["expected"], int(state["skipped"])
         self._began = time.perf_counter() - state["seconds"]
 
@@ -138,15 +138,15 @@ def check_subset(size: Any) -> None:
 def fixed_subset(dataset: Any, size: int | float, seed: int = 0) -> Any:
     """Returns the same random examples of a dataset at every call: `size` of them, or that fraction.
 
-    Of a dataset without a length, the first `size`. They are in the dataset's own order.
+    They keep the order of the dataset. If it has no length, they are its first `size` examples.
     """
     check_subset(size)
     if not hasattr(dataset, "__len__"):
         if isinstance(size, int) and hasattr(dataset, "take"):
             return dataset.take(size)
         raise ValueError(
-            f"eval_subset={size!r} needs a dataset with a length, got {type(dataset).__name__}. Of a streamed dataset "
-            "with take(), a whole number of examples can be used."
+            f"eval_subset={size!r} needs a dataset with a length, got {type(dataset).__name__}. With a streamed "
+            "dataset that has take(), give a whole number of examples."
         )
     count = max(1, int(size * len(dataset))) if isinstance(size, float) else size
     if count >= len(dataset):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-BLUE, SKY, GREEN, ORANGE, VERMILION, PURPLE, GREY = (
+BLUE, SKY, GREEN, ORANGE, VERMILION, PURPLE, GRAY = (
     "#0072b2",
     "#56b4e9",
     "#009e73",
@@ -34,7 +34,7 @@ class StrategyStyle(NamedTuple):
 
 # The same in every picture.
 STRATEGIES = {
-    "last": StrategyStyle(GREY, "o", (2, 2)),
+    "last": StrategyStyle(GRAY, "o", (2, 2)),
     "best": StrategyStyle(ORANGE, "s", (6, 2, 1, 2)),
     "swa": StrategyStyle(PURPLE, "v", (1, 1)),
     "ema": StrategyStyle(GREEN, "^", (4, 2)),
@@ -56,9 +56,9 @@ DECISIONS = {
     "init": (BLUE, "o", "init: the first snapshot"),
     "soft": (GREEN, "^", "soft: average taken"),
     "hard": (VERMILION, "s", "hard: restart from running"),
-    "reject": (GREY, "x", "reject: unchanged"),
+    "reject": (GRAY, "x", "reject: unchanged"),
 }
-GAIN, LOSS, TIE = BLUE, VERMILION, GREY
+GAIN, LOSS, TIE = BLUE, VERMILION, GRAY
 
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, sans-serif'
 MONOSPACE = "ui-monospace, SFMono-Regular, Menlo, Consolas, monospace"
@@ -78,11 +78,11 @@ LIGHT = {
     "note": "#fff7e3",
     "note-line": "#e8cf8c",
     "aswa": BLUE,
-    "running": GREY,
+    "running": GRAY,
     "init": BLUE,
     "soft": "#00825f",
     "hard": VERMILION,
-    "reject": GREY,
+    "reject": GRAY,
 }
 DARK = {
     "paper": "#131313",

@@ -5,7 +5,7 @@
     python benchmarks/paper_differences.py hops data/kg/FB15k-237 RUN --json results/differences/hops.json
 
 The paper says none of them. Its authors' library starts embeddings from N(0, 1), the default of torch, where ours
-start from Xavier's normal distribution; it divides a relation of QMult by its norms over groups of four neighbouring
+start from Xavier's normal distribution; it divides a relation of QMult by its norms over groups of four neighboring
 numbers, which are not the four parts of a quaternion there; and it multiplies logits along a path, not truth values,
 so that two unlikely hops make a likely path.
 """
@@ -42,7 +42,7 @@ STRATEGIES = ("last", "swa-all", "aswa")
 
 
 class NormalizedQMult(QMult):
-    """QMult with relations as the authors' library uses them: every four neighbouring numbers have the norm 1."""
+    """QMult with relations as the authors' library uses them: every four neighboring numbers have the norm 1."""
 
     def combine(self, h: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
         return super().combine(h, functional.normalize(r.unflatten(-1, (-1, 4)), dim=-1).flatten(-2))

@@ -8,7 +8,7 @@ of its own from which no Hub can be reached; the start ends when the page is ser
 HTTP, as the page asks them: the first one, and the median of many more. Wall time includes waiting for other
 processes, processor time of the application does not: on a busy machine only that says anything.
 
-`question` is what the page "Ask" computes for one press of its button, `ask` and `neighbourhood`, without gradio. The
+`question` is what the page "Ask" computes for one press of its button, `ask` and `neighborhood`, without gradio. The
 limit is the one row of scores that the answers are taken from. Both are timed in turn in one process, and the median
 is given for each. The weights are random, which changes nothing about the work. Without gradio there are only these.
 """
@@ -59,7 +59,7 @@ def question(run: Path, kg: KnowledgeGraph, repeat: int) -> dict[str, float]:
     for head, relation, _ in kg.triples("test")[:repeat]:
         labels = kg.vocab.entities[head], kg.vocab.relations[relation]
         ids = np.array([head]), np.array([relation])
-        times["question"].append(milliseconds(lambda: (links.ask(*labels), links.neighbourhood(labels[0]))))  # noqa: B023
+        times["question"].append(milliseconds(lambda: (links.ask(*labels), links.neighborhood(labels[0]))))  # noqa: B023
         times["limit"].append(milliseconds(lambda: links.predictor.score_all(*ids, "tail")))  # noqa: B023
     return {what: statistics.median(of[1:]) for what, of in times.items()}  # the first one loads the model
 

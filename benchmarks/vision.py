@@ -3,10 +3,10 @@
     python benchmarks/vision.py
     python benchmarks/vision.py --data PATH/TO/cifar10 --threads 1 --repeats 200 --json vision.json
 
-Measured: a batch of `ImageTensors`, cropped, flipped and normalised, by itself and through a `DataLoader`, and a batch
+Measured: a batch of `ImageTensors`, cropped, flipped and normalized, by itself and through a `DataLoader`, and a batch
 without augmentation. The peers are torchvision's transforms of one image at a time, put together by PyTorch's collate
 function: the usual ones on PIL images, and v2 on tensors of bytes. Their images are in memory, decoded, as ours are.
-The limit makes floats of the bytes of one fixed batch and normalises them. `--data` is a folder (or a dataset on the
+The limit makes floats of the bytes of one fixed batch and normalizes them. `--data` is a folder (or a dataset on the
 Hub) as `load_cifar` reads it; without it the images are random bytes, which takes the same time.
 """
 
@@ -35,7 +35,7 @@ from torchvision.transforms import v2
 from tqdm import tqdm
 
 from aswa_hf.vision import ImageTensors, as_it_is, load_cifar
-from aswa_hf.vision.images import normalise
+from aswa_hf.vision.images import normalize
 
 AIM = 20_000
 IMAGES = 4096
@@ -108,7 +108,7 @@ def peer_rows(images: ImageTensors) -> list[Row]:
 
 def limit_row(images: ImageTensors, batch_size: int) -> Row:
     batch = images.pixels[:batch_size].clone()
-    return Row("bytes to normalised floats", lambda rows: normalise(batch, images.mean, images.std), "limit")
+    return Row("bytes to normalized floats", lambda rows: normalize(batch, images.mean, images.std), "limit")
 
 
 def measure(rows: list[Row], images: int, batch_size: int, rounds: int, progress: tqdm) -> None:

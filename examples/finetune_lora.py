@@ -7,7 +7,7 @@
 
 First a causal model is trained from its config on plain statements; this is the base model. Then an adapter learns to
 answer questions in another form, with a decision every 20 steps. The statements are made here, by a program: of the
-countries that ship with aswa-hf (`aswa_hf/kge/countries.md` has their origin and licence), or sums of two numbers. The
+countries that ship with aswa-hf (`aswa_hf/kge/countries.md` has their origin and license), or sums of two numbers. The
 questions are about facts that the statements contain; those for validation and test are not asked in
 training.
 """

@@ -157,11 +157,11 @@ def badge(name: str, value: str) -> str:
 def badges() -> dict[str, str]:
     """Returns the badges of the README by file."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    licence = re.search(r'^license = "(\S+)', text, flags=re.MULTILINE)
+    named = re.search(r'^license = "(\S+)', text, flags=re.MULTILINE)
     versions = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', text)
-    assert licence is not None
+    assert named is not None
     return {
-        "badge-licence.svg": badge("licence", licence[1]),
+        "badge-license.svg": badge("license", named[1]),
         "badge-python.svg": badge("python", " | ".join(versions)),
     }
 

@@ -69,7 +69,7 @@ NO_BORDERS = {
     )
 }
 ONE_MORE_BORDER = frozenset(("MAF", "SXM"))  # one island, two countries, in neither version
-KOSOVO = {"name": "Kosovo", "region": "Europe", "subregion": "Southern Europe"}  # its neighbours know it by its code
+KOSOVO = {"name": "Kosovo", "region": "Europe", "subregion": "Southern Europe"}  # its neighbors know it by its code
 
 
 def read(folder: str) -> list[dict]:
@@ -85,7 +85,7 @@ def label(name: str) -> str:
 
 
 def hidden(neighbors: dict[str, set[str]]) -> tuple[set[str], set[str]]:
-    """Random countries for validation and test, each left with a neighbour among the others (the training ones)."""
+    """Random countries for validation and test, each left with a neighbor among the others (the training ones)."""
     candidates = sorted(country for country, around in neighbors.items() if around)
     random.Random(SEED).shuffle(candidates)
     chosen: list[str] = []

@@ -90,7 +90,7 @@ HTML(f'{look}<div class="shown">{interactive.trajectory_svg(trajectories, metric
     print(f"{name:5s} validation {strategy.score:.3f}   test {found:.3f}   {strategy.members} snapshots")""",
     ],
     "link_prediction": [
-        "# Link prediction\n\nA knowledge graph of the world's countries: which are neighbours, and which region each "
+        "# Link prediction\n\nA knowledge graph of the world's countries: which are neighbors, and which region each "
         "lies in. ComplEx learns it, ASWA chooses its weights, and we ask for facts that were left out.",
         """from transformers import PrinterCallback, set_seed
 
@@ -122,15 +122,15 @@ Image(as_png(draw_trajectories(trajectories, metric="MRR", title="ComplEx on Cou
 predictor.predict(head="albania", relation="locatedin", k=5)""",
         "# Questions of several hops are answered by beam search, with the steps that lead to each answer.",
         """answer_query(predictor, "2p: france, neighbor, locatedin", k=3, chains=True)""",
-        "# The neighbourhood of an entity: solid lines are in the graph, dashed ones predicted.",
+        "# The neighborhood of an entity: solid lines are in the graph, dashed ones predicted.",
         """from aswa_hf.hub import save_run
 from aswa_hf.space.links import Links
-from aswa_hf.space.render import CSS, neighbourhood
+from aswa_hf.space.render import CSS, neighborhood
 from aswa_hf.space.source import open_source
 
 saved = save_run(model, "run", callback.strategies, metric="mrr", processor=kg.vocab, dataset="countries")
 links = Links(open_source(saved))
-drawn = neighbourhood("albania", links.neighbourhood("albania"))
+drawn = neighborhood("albania", links.neighborhood("albania"))
 HTML(f'<style>{CSS}</style><div class="gradio-container">{drawn}</div>')""",
     ],
     "existing_checkpoints": [

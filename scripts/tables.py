@@ -268,7 +268,7 @@ def times_table(*datasets: str) -> str:
         if name in rows
     ]
     target = next(iter(rows.values()))["target"]
-    return "\n".join([*lines, "", f"The validation score to reach is {target:.1f}, in the mean over seeds."])
+    return "\n".join([*lines, "", f"The validation score to reach is {target:.1f}, averaged over seeds."])
 
 
 def tuned_table(metric: str) -> str:
@@ -287,7 +287,7 @@ def tuned_table(metric: str) -> str:
 
 
 def costs_table() -> str:
-    """The time and the memory of the runs of recipes, in the mean."""
+    """The mean time and memory of the runs of recipes."""
     lines = [f"| recipe | epochs | {' | '.join(COSTS.values())} |", "| --- | --- |" + " --- |" * len(COSTS)]
     for recipe, results in runs_of_recipes(RESULTS / "tuned"):
         taken = mean_costs(results)
@@ -424,7 +424,7 @@ def read_log(result: Result) -> list[dict[str, str]]:
 
 
 def decisions_table(*datasets: str) -> str:
-    """What ASWA decided, in the mean over seeds; "last change" is the epoch of the last soft or hard update."""
+    """What ASWA decided, averaged over seeds; "last change" is the epoch of the last soft or hard update."""
     heading = "best epoch | hard | soft | reject | last change | snapshots | validation, best epoch | validation, ASWA"
     lines = [f"| dataset | model | epochs | {heading} |", "| --- | --- |" + " --- |" * 9]
     for (dataset, model), results in load_results(KGE, datasets).items():

@@ -43,7 +43,7 @@ def declared(requirements: list[str]) -> set[str]:
 
 
 def imported(folder: Path) -> set[str]:
-    """The modules that the sources of `folder` import, besides the standard library and their own neighbours."""
+    """The modules that the sources of `folder` import, besides the standard library and their own neighbors."""
     found = set()
     for path in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

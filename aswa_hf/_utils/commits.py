@@ -40,7 +40,7 @@ def damage(folder: Path, marker: Path, required: str) -> str | None:
     """Returns what is wrong with a folder, or None if it is valid.
 
     With a marker, all files that it lists must be unchanged. Without one, as in folders of older versions, `required`
-    must be there (as JSON, if its name says so), and tensor files must not be truncated.
+    must exist (as valid JSON if its name ends in .json), and tensor files must not be truncated.
     """
     if not marker.exists():
         return _structural_damage(folder, required)
@@ -48,7 +48,7 @@ def damage(folder: Path, marker: Path, required: str) -> str | None:
 
 
 def changed(folder: Path, marker: Path, files: Iterable[Path] | None = None) -> str | None:
-    """Returns which file of a folder is not as the marker says, or None; `files` are those that matter (all)."""
+    """Returns how the first changed file of a folder differs from the marker, or None; `files` are checked (all)."""
     try:
         listed = read_json(marker, _Marker)["files"]
     except (OSError, ValueError):

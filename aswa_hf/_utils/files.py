@@ -181,14 +181,14 @@ def _short(text: str) -> str:
 
 
 def make_folder(path: str | Path) -> Path:
-    """Makes a folder and those above it, if they do not exist; raises OSError with the reason if it cannot be made."""
+    """Creates a folder and its parents, if they do not exist; raises OSError with the reason if that fails."""
     path = Path(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         place = next((parent for parent in (path, *path.parents) if parent.exists()), path)
         reason = f"{place} is a file" if place.is_file() else str(error.strerror or error)
-        raise OSError(f"The folder {path} cannot be made: {reason}. Choose another one.") from None
+        raise OSError(f"The folder {path} cannot be created: {reason}. Choose another one.") from None
     return path
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def load_strictly(model_class: Any, folder: str | Path, *, unexpected: bool = False) -> Any:
-    """Loads a model from safetensors; raises ValueError if a tensor is missing, has another shape or is not finite.
+    """Loads a model from safetensors; raises ValueError if a tensor is missing, has a wrong shape or is not finite.
 
     Tensors that the model does not have are refused too, unless they may be `unexpected`: a base model may have been
     saved with another head.
@@ -22,7 +22,7 @@ def load_strictly(model_class: Any, folder: str | Path, *, unexpected: bool = Fa
         raise ValueError(f"The model in {folder} cannot be loaded: {type(error).__name__}: {reason}") from None
     for what in ("missing", "mismatched") if unexpected else ("missing", "unexpected", "mismatched"):
         if names := sorted(name if isinstance(name, str) else name[0] for name in about[f"{what}_keys"]):
-            problem = "has another shape" if what == "mismatched" else f"is {what}"
+            problem = "has a different shape" if what == "mismatched" else f"is {what}"
             raise ValueError(f"{folder} does not hold the weights of {type(model).__name__}: {names[0]!r} {problem}.")
     check_finite(model, folder)
     return model

@@ -13,7 +13,7 @@ from typing import Any
 
 @contextmanager
 def closing_process_group() -> Iterator[None]:
-    """Destroys the process group that is started in the block, whichever way the block is left.
+    """Destroys the process group that is started in the block, however the block ends.
 
     >>> with closing_process_group():
     ...     main()

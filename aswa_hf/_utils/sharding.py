@@ -26,7 +26,7 @@ _NUMBERS = 1 << 24
 
 
 class RowSharded(nn.Module):
-    """A module that holds some rows of a table of `num_rows` as its `weight`: those that `torch.chunk` gives it.
+    """A module that holds some rows of a table of `num_rows` as its `weight`: those that `torch.chunk` assigns to it.
 
     Without a process group these are all rows.
     """
@@ -49,7 +49,7 @@ class RowSharded(nn.Module):
         self.mesh: Any = None
 
     def whole(self, rows: Tensor | None = None) -> Tensor:
-        """The table as a DTensor with the rows of this process in their place; also of `rows` of other numbers."""
+        """The table as a DTensor, of which this process has its rows; `rows` are other numbers for each of them."""
         rows = self.weight.detach() if rows is None else rows
         if not is_distributed():
             return rows

@@ -1,12 +1,12 @@
-"""DeepSpeed ZeRO: where the weights of a model are, and the float32 master copy that is trained in lower precision.
+"""DeepSpeed ZeRO: where the weights of a model are, and their float32 master copy in mixed precision.
 
 Stages 1 and 2: every process has all weights, and a part of their master copy.
 
-Stage 3: every process has a part of each weight, too: `parameter.ds_tensor`, flat, split as `torch.chunk` splits it.
+Stage 3: every process also has only a part of each weight, `parameter.ds_tensor`: flat, split as by `torch.chunk`.
 The parameter itself is empty unless it is gathered. Small parameters stay gathered between two uses: after a change of
 the parts, whatever is gathered must be released, or the model continues with the weights it had.
 
-The weights are rounded from the master copy after every step. So averages take the master copy; averaged weights are
+The weights are rounded from the master copy after every step. So the master copy is averaged; averaged weights are
 evaluated in the model's own dtype, as they will be used.
 """
 
@@ -68,7 +68,7 @@ def is_partitioned(parameter: Any) -> bool:
 
 
 def whole_of(parameter: Any) -> Tensor:
-    """A parameter of ZeRO-3 as a flat DTensor, with the part of this process in its place."""
+    """Returns a parameter of ZeRO-3 as a flat DTensor, of which this process has its part."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
 
@@ -95,7 +95,7 @@ def whole_of(parameter: Any) -> Tensor:
 
 
 def with_parameter(tensor: Tensor, parameter: Any) -> Tensor:
-    """The tensor, which now names the parameter of ZeRO-3 that it is, or is a part of; None is for any other."""
+    """Returns the tensor, with a reference to the parameter of ZeRO-3 it belongs to; None means no such parameter."""
     if parameter is not None:
         tensor.zero_parameter = parameter  # type: ignore[attr-defined]
     return tensor
@@ -116,7 +116,7 @@ def release_gathered(model: nn.Module) -> None:
 
 
 def master_weights(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The float32 master copy of each weight that has a more precise one, and the other weights as they are.
+    """Returns the float32 master copy of each weight that has one, and the other weights unchanged.
 
     Under stages 1 and 2 it is gathered from all processes, which must all call this.
     """

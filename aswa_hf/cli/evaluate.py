@@ -65,7 +65,7 @@ def evaluate(
     check_choice("--tnorm", tnorm, TNORMS)
     check_choice("--truth", truth, TRUTHS)
     if queries is not None and split != "test":
-        raise ValueError(f"--split {split} is for ranking triples; --queries have their own answers.")
+        raise ValueError(f"--split {split} is for ranking triples and has no effect with --queries: leave it out.")
     refuse_mistyped(model)
     settings = Path(model) / SETTINGS
     run = read_run(settings) if settings.is_file() else None

@@ -62,7 +62,7 @@ def uploading(repo: str) -> Iterator[None]:
 
 
 def tracked(items: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:
-    """Shows a bar with the time that is left while items are worked on; nothing if the output is not a terminal."""
+    """Shows a progress bar with the remaining time; nothing if the output is not a terminal."""
     from rich.console import Console
     from rich.progress import track
 
@@ -72,7 +72,7 @@ def tracked(items: Iterable[T], what: str, total: int | None = None) -> Iterable
 
 @contextmanager
 def named_as_flags(*arguments: str) -> Iterator[None]:
-    """Arguments of a function that an error begins with are named as the user typed them: --decay, not decay."""
+    """Replaces the name of an argument at the start of an error message by its flag: --decay, not decay."""
     try:
         yield
     except ValueError as error:

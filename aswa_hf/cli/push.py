@@ -36,7 +36,7 @@ def push(
         typer.Option(metavar="PATH", help="Write the exact files to this folder instead of pushing them."),
     ] = None,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Stop if the Hub does not answer a request for so long.")
+        float, typer.Option(metavar="SECONDS", help="Stop if a request gets no answer for this long.")
     ] = 20.0,
     as_json: AsJson = False,
 ) -> None:

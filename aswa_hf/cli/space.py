@@ -22,7 +22,7 @@ def serve(
         typer.Option(metavar="N", min=1, max=65535, help="The port (default: a free one from 7860 on)."),
     ] = None,
     host: Annotated[
-        str, typer.Option(metavar="NAME", help="The address to listen at; 0.0.0.0 lets other machines in.")
+        str, typer.Option(metavar="NAME", help="The address to listen on; 0.0.0.0 allows other machines.")
     ] = "127.0.0.1",
     open_browser: Annotated[bool, typer.Option("--open", metavar="", help="Open a browser.")] = False,
 ) -> None:

@@ -125,7 +125,7 @@ def _link_prediction(folder: Path | None, run: KGERun | None, expected: Mapping[
     check_sizes(expected, source, {split: len(kg[split]) for split in kg})
     vocab = KGVocab.from_pretrained(folder or "")
     if (vocab.entities, vocab.relations) != (kg.vocab.entities, kg.vocab.relations):
-        raise ValueError(f"{source!r} has other entities or relations than the checkpoints were trained on.")
+        raise ValueError(f"{source!r} does not have the entities and relations that the checkpoints were trained on.")
     measure = partial(_on_device, lambda model, split, track: evaluate_link_prediction(model, kg, split, track=track))
     about: dict[str, Any] = {"task": KGERun.task, "dataset": kg.name, "model": run.model if run else None}
     return _evaluation(KGERun.metric, measure, about=about | _numbers_of(run))

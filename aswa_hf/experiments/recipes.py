@@ -6,7 +6,6 @@ What the recipes reached here is in recipes/reached.json, which `scripts/collect
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ import yaml
 from rich.console import Group
 from rich.table import Table
 
-from aswa_hf._utils.files import nearest_path
+from aswa_hf._utils.files import nearest_path, read_object
 from aswa_hf._utils.names import did_you_mean
 from aswa_hf.experiments.settings import KGERun
 
@@ -54,7 +53,7 @@ class Recipe:
     published: float | None = None
     """The test MRR of the source."""
     reached: Mapping[str, Any] | None = None
-    """What runs here reached, in the mean: `runs`, the test `mrr` of each strategy, `seconds` and `cpu_seconds`."""
+    """Results of runs of this project, averaged: `runs`, test `mrr` of each strategy, `seconds`, `cpu_seconds`."""
 
     @property
     def graph(self) -> str:
@@ -72,7 +71,7 @@ class Recipe:
 
 def recipes() -> Iterator[Recipe]:
     """The recipes of this package, by graph and name."""
-    reached = json.loads(REACHED.read_text(encoding="utf-8")) if REACHED.is_file() else {}
+    reached = read_object(REACHED) if REACHED.is_file() else {}
     for path in sorted(FOLDER.glob("*.yaml")):
         for recipe in read_recipes(path):
             yield replace(recipe, reached=reached.get(recipe.name))
@@ -110,9 +109,9 @@ def recipes_listed() -> Group:
         table.add_row(recipe.name, *cells)
         notes.append(f"{recipe.name}: {recipe.about}")
     meaning = (
-        "ASWA and the best epoch are of the same runs, in the mean over seeds. CPU seconds are of all threads, with "
-        "training, the averages of seven strategies and all evaluations; – if the run was resumed. Not run: no "
-        "completed run here."
+        "ASWA and the best epoch are from the same runs, averaged over seeds. CPU seconds are summed over all threads "
+        "and include training, the averages of seven strategies and all evaluations; they are unknown (–) if a run "
+        "was resumed. Recipes marked as not run have no completed run yet."
     )
     return Group(table, "", *notes, "", meaning)
 

@@ -154,7 +154,7 @@ def _check_settings(path: Path, run: TrainingRun, new: dict[str, Any], checkpoin
     ]
     if differences:
         raise ValueError(
-            f"--resume: the run in {path.parent} has other settings: {'; '.join(differences)}. Use the same settings, "
+            f"--resume: the run in {path.parent} has different settings: {'; '.join(differences)}. Use the same ones, "
             "or start a new run in another --output-dir."
         )
     if new["epochs"] < epochs_done(checkpoint):
@@ -263,9 +263,9 @@ def train_and_evaluate(
     evaluate: Callable[[str], dict[str, float]],
     console: Console,
 ) -> tuple[dict[str, Any], dict[str, float]]:
-    """Trains, saves the model to the run folder; returns the metrics of each strategy, and the seconds.
+    """Trains, saves the model to the run folder, and returns the metrics of each strategy and the seconds.
 
-    "cpu" are the seconds that the process computed, over all threads: on a busy machine they say more than a clock.
+    "cpu" is the CPU time over all threads, which depends less on what else the machine is doing.
     """
     folder = Path(trainer.args.output_dir)
     callback.writes_history = False  # it is written once, with the results

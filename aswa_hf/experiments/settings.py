@@ -322,7 +322,7 @@ class KGERun(TrainingRun):
     )
     shared_negatives: bool = setting("Negative sampling: draw once per batch.", False, only_on=True, needs=SAMPLING)
     adversarial_temperature: float = setting(
-        "Negative sampling, binary loss: weigh negatives by their own scores, at this temperature (0: all alike).",
+        "Negative sampling, binary loss: weight negatives by their scores, at this temperature (0: equal weights).",
         0.0,
         least=0,
         needs=SAMPLING,
@@ -337,7 +337,7 @@ class KGERun(TrainingRun):
     initializer: str = setting(f"{', '.join(INITIALIZERS)}.", "xavier_normal", choices=INITIALIZERS)
     initializer_range: float = setting("normal: standard deviation; uniform: limit.", 0.1, least=0, needs=RANGED)
     shard_entities: bool = setting(
-        "Spread the rows of the entity table over the processes; --batch-size is then of all together.",
+        "Spread the rows of the entity table over the processes; --batch-size is then that of all of them.",
         False,
         only_on=True,
     )

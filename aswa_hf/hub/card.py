@@ -160,7 +160,7 @@ class CardData:
 
     @property
     def alpha_rows(self) -> list[tuple[str, float]]:
-        """The weight of each snapshot that has one, by epoch or checkpoint; equal neighbours share a row."""
+        """The weight of each snapshot that has one, by epoch or checkpoint; equal neighbors share a row."""
         rows: list[tuple[int, int, float]] = []
         for index, alpha in enumerate(self.alphas):
             if alpha <= 0:
@@ -211,7 +211,7 @@ class CardData:
         if better:
             return f"{where} {ours} did **not** win: {_listed(better)} did better in {metric}."
         if level:
-            return f"{where} no strategy did better in {metric}, and {_listed(level)} did as well."
+            return f"{where} no strategy did better in {metric}, and {_listed(level)} did equally well."
         return f"{where} {ours} did best of all in {metric}."
 
     def _goodness(self, value: float | None) -> float:

@@ -28,8 +28,8 @@ class KGEConfig(PreTrainedConfig):
         entity_dropout, relation_dropout: on all embeddings of entities, also as candidates, and of relations.
         regularizer, regularization: "n3" or "l2" of head, relation and tail, mean over the true triples of a batch,
             and its weight in the loss.
-        adversarial_temperature: of the weights that negative samples get by their own scores (0: all alike); for the
-            binary loss of candidates.
+        adversarial_temperature: of the weights that negative samples get by their own scores (0: equal weights);
+            for the binary loss of candidates.
         relation_prediction: weight of a second loss, the cross-entropy of the relation given head and tail.
         label_smoothing: ε of the training labels (1 − ε)·y + ε/num_entities.
         initializer, initializer_range: of the embeddings; the range is for "normal" (std) and "uniform" (±).

@@ -20,7 +20,7 @@ from aswa_hf._utils.files import nearest_path, read_json, refuse_mistyped
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.hub_requests import bounded_requests, reason_of_download
 from aswa_hf.kge.configuration_kge import KGEConfig
-from aswa_hf.kge.labels import labelled, read_labels
+from aswa_hf.kge.labels import labeled, read_labels
 from aswa_hf.kge.reading import COLUMNS, SUFFIXES, Triples, from_table, read_triples, refuse_empty
 from aswa_hf.kge.vocab import KGVocab, MappedLabels
 
@@ -199,7 +199,7 @@ def load_kg(
         # This cannot be a name on the Hub; a request, repeated five times, would only take time.
         raise ValueError(_NOT_FOUND.format(str(name_or_path), "there is no such folder") + nearest_path(path))
     refuse_mistyped(path, owner=False)
-    if os.path.lexists(path / ABOUT):  # whatever it is: without it the numbers would be taken for labels
+    if os.path.lexists(path / ABOUT):  # also if damaged: otherwise the ids would be read as labels
         return NumberedGraph(path)
     if path.is_dir() and any(_split_files(path).values()):
         files = {split: read_triples(file) for split, file in split_files(path).items()}
@@ -214,7 +214,7 @@ def load_kg(
 def _countries(task: int) -> dict[str, Triples]:
     """The Countries tasks of Bouchard et al. (2015): in which region does a country of validation or test lie?
 
-    S1 hides this fact itself, S2 also the country's subregion, S3 also the regions of its neighbours.
+    S1 hides this fact itself, S2 also the country's subregion, S3 also the regions of its neighbors.
     """
     text = files("aswa_hf.kge").joinpath("countries.tsv").read_text(encoding="utf-8")
     rows = [line.split("\t") for line in text.splitlines()[1:]]
@@ -307,7 +307,7 @@ def _number(
     ids = np.empty(len(order), dtype=np.int32)
     ids[order] = np.arange(len(order), dtype=np.int32)
 
-    vocab = labelled(entity_labels.take(pa.array(order)).to_pylist(), relation_labels.to_pylist(), labels or {})
+    vocab = labeled(entity_labels.take(pa.array(order)).to_pylist(), relation_labels.to_pylist(), labels or {})
     triples = np.stack([ids[ends[0]], relations, ids[ends[1]]])
     borders = np.cumsum([len(part) for part in parts])[:-1]
     by_split = dict(zip(splits, np.split(triples, borders, axis=1), strict=True))

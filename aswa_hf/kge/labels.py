@@ -52,7 +52,7 @@ def _read_tsv(path: Path) -> dict[str, str]:
     return found
 
 
-def labelled(entities: list[str], relations: list[str], labels: Mapping[str, Mapping[str, str]]) -> KGVocab:
+def labeled(entities: list[str], relations: list[str], labels: Mapping[str, Mapping[str, str]]) -> KGVocab:
     """The vocabulary of identifiers in which those that have a label are shown by it."""
     shown, keys = {}, {}
     for what, identifiers in (("entities", entities), ("relations", relations)):

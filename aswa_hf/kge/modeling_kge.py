@@ -83,7 +83,7 @@ class KGEModel(PreTrainedModel):
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:
         """Loads a model as usual, but strictly and only from safetensors.
 
-        Raises ValueError if a tensor is missing, unexpected, has another shape, or contains NaN or infinite numbers:
+        Raises ValueError if a tensor is missing, unexpected, has a wrong shape, or contains NaN or infinite numbers:
         transformers would replace a missing tensor with random numbers.
         """
         options = {"use_safetensors": True, **options, "ignore_mismatched_sizes": True}  # they are refused below
@@ -225,7 +225,7 @@ class KGEModel(PreTrainedModel):
     def _check_batch(
         self, heads: Tensor, relations: Tensor, tails: Tensor | None, labels: Tensor | None, *others: Tensor | None
     ) -> None:
-        """Raises if the model cannot work on these inputs of `forward`; here it can on any."""
+        """Raises if the model does not support these inputs of `forward`; this one supports all."""
 
     def _loss_of(self, scores: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         """The loss of a matrix of scores, of all entities or of candidates."""
@@ -517,17 +517,17 @@ class _Softmax(_LossOverEntities):
         # What the labels contribute: Σ label·e for every query, Σ label·q for every entity. The numbers are those of
         # the products, the sums are in the model's dtype; under autocast some scorers have queries in its dtype.
         whole = q.to(entities.dtype)
-        labelled = torch.zeros_like(whole).index_add_(0, rows, share.unsqueeze(1) * e[tails].to(whole.dtype))
-        labelled *= 1 - smoothing
+        labeled = torch.zeros_like(whole).index_add_(0, rows, share.unsqueeze(1) * e[tails].to(whole.dtype))
+        labeled *= 1 - smoothing
         grad_entities = torch.zeros_like(entities)
         grad_entities.index_add_(0, tails, (smoothing - 1) * share.unsqueeze(1) * whole[rows])
         if smoothing:
-            labelled += smoothing / total * weights * e.sum(0, dtype=whole.dtype)
+            labeled += smoothing / total * weights * e.sum(0, dtype=whole.dtype)
             grad_entities -= smoothing / total * (weights * whole).sum(0)
 
         loss = _zero(e)
         if measured:
-            loss -= (whole * labelled).sum(dtype=loss.dtype)
+            loss -= (whole * labeled).sum(dtype=loss.dtype)
         # All shards take the same blocks.
         height = max(1, min(batch, _chunk_size(queries) // (width if shard is None else shard.largest)))
         space = e.new_empty(height, width)
@@ -552,7 +552,7 @@ class _Softmax(_LossOverEntities):
             torch.mm(logits, e, out=grad_queries[block])
             products.addmm_(logits.T, weighted[block])
         grad_entities += products
-        ctx.save_for_backward((weights * grad_queries - labelled).to(queries.dtype), grad_entities)
+        ctx.save_for_backward((weights * grad_queries - labeled).to(queries.dtype), grad_entities)
         return loss / ctx.count if measured else loss.fill_(torch.nan)
 
 

@@ -16,8 +16,8 @@ from aswa_hf._utils.touched_rows import writing
 class RowwiseAdagrad(Optimizer):
     """Adagrad with one sum per row of a tensor instead of one per number: state of 1/dim of the weights.
 
-    A row w with gradient g has G ← G + mean(g²) and w ← w − lr·g/(√G + eps). Of a sparse gradient only the rows that
-    it has are read and written.
+    A row w with gradient g has G ← G + mean(g²) and w ← w − lr·g/(√G + eps). For a sparse gradient,
+    only its rows are read and written.
     """
 
     def __init__(self, params: Iterable[Any], lr: float = 0.01, eps: float = 1e-10, weight_decay: float = 0.0):

@@ -44,7 +44,7 @@ class LinkPredictor:
                 f"{vocab.num_relations}: they do not belong together."
             )
         if kg is not None and not kg.vocab.same_as(vocab):
-            raise ValueError("The graph has other entities or relations than the model was trained on.")
+            raise ValueError("The graph does not have the entities and relations that the model was trained on.")
         self.model: KGEModel = model.eval()
         self.vocab = vocab
         self.kg = kg

@@ -209,7 +209,7 @@ def _is_triple(names: list[str], text: bytes, separator: str, path: Path) -> boo
 
 
 def _nt(text: bytes, path: Path) -> Triples:
-    """Reads N-Triples: resources without their angle brackets, and literals as entities labelled as written."""
+    """Reads N-Triples: resources without their angle brackets, and literals as entities labeled as written."""
     numbers = _line_numbers(text)
     table = pyarrow.csv.read_csv(
         pa.BufferReader(text),

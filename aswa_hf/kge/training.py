@@ -282,7 +282,7 @@ class KGETrainer(Trainer):
 
 
 def _refuse_with_sharded_entities(args: TrainingArguments) -> None:
-    """Raises ValueError for arguments that would be wrong if each process has other rows."""
+    """Raises ValueError for arguments that do not work if each process has only its own rows."""
     for name, used, reason in (
         ("max_grad_norm", args.max_grad_norm, "each process would clip by the norm of its own rows; set it to 0"),
         ("fp16", args.fp16, "processes would skip different steps; use bf16"),

@@ -1,4 +1,4 @@
-"""The labels of a knowledge graph: their ids, their files, and suggestions for a misspelt label."""
+"""The labels of a knowledge graph: their ids, their files, and suggestions for a misspelled label."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class KGVocab(FeatureExtractionMixin):
                 raise ValueError(f"There must be one key for each label of entities or relations, got {len(found)}.")
 
     def same_as(self, other: KGVocab) -> bool:
-        """Whether both number the same entities and relations alike, whatever labels they show."""
+        """Whether both give the same entities and relations the same ids; the labels shown may differ."""
         return all(self._identifiers(what) == other._identifiers(what) for what in FILES)
 
     def _identifiers(self, what: str) -> Sequence[str]:
@@ -256,7 +256,7 @@ class _Index:
 
 
 class _MappedIndex(_Index):
-    """The same of labels on disk, without an index of them in memory."""
+    """The same for labels on disk, without an index of them in memory."""
 
     def __init__(self, labels: MappedLabels, kind: str):
         self.labels, self.kind = labels, kind  # type: ignore[assignment]

@@ -217,12 +217,12 @@ class Place:
         rank = min(accelerator.process_index, content["processes"] - 1)
         if content["processes"] == accelerator.num_processes or tables:
             if self.batches and getattr(loader, "persistent_workers", False):
-                logger.warning("Persistent workers (persistent_workers=True) continue with other random numbers.")
+                logger.warning("Persistent workers (persistent_workers=True) continue with different random numbers.")
             self._restore_random_states(ranks[rank], loader)
             return content
         logger.warning(
             f"{folder} was saved by {content['processes']} processes, this run has {accelerator.num_processes}: it "
-            "resumes from there, but with other random numbers."
+            "resumes from there, but with different random numbers."
         )
         if not accelerator.split_batches:
             self.batches = self.batches * content["processes"] // accelerator.num_processes
@@ -328,7 +328,7 @@ def _restore(state: Mapping[str, Any], loader: Any) -> None:
 
 
 def _row_sharded(accelerator: Accelerator) -> tuple[nn.Module, Any] | None:
-    """The model and the optimizer of a run in which each process has other rows of a table; else None."""
+    """Returns model and optimizer if each process has its own rows of a table; else None."""
     models = [unwrap(model) for model in accelerator._models]
     if not any(row_sharded(model) for model in models):
         return None
@@ -373,7 +373,7 @@ def _newest_files(engines: list[Any]) -> Iterator[None]:
 
 @contextmanager
 def _without(tables: Any, accelerator: Accelerator) -> Iterator[None]:
-    """Saves and loads all but the model and the optimizer, of which accelerate would save the main process's rows."""
+    """Saves and loads all but model and optimizer, of which accelerate would save only the main process's rows."""
     if tables is None:
         yield
         return

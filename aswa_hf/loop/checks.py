@@ -25,7 +25,7 @@ from aswa_hf._utils.zero import module_of, refuse_unsupported_settings
 logger = get_logger(__name__)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# How often processes exchange received signals: each exchange is a synchronisation.
+# How often processes exchange received signals: each exchange is a synchronization.
 SECONDS_BETWEEN_CHECKS = 1.0
 
 
@@ -167,7 +167,7 @@ def check_clipping(model: Any, max_grad_norm: float | None) -> None:
 
 
 def check_sharded_table(accelerator: Accelerator, model: nn.Module, loader: Any, max_grad_norm: float | None) -> bool:
-    """Whether each process has other rows of a table; raises ValueError for what would be wrong with these alone."""
+    """Whether each process has its own rows of a table; raises ValueError for options that need all rows."""
     if not row_sharded(model):
         return False
     if max_grad_norm is not None:

@@ -12,11 +12,11 @@ from aswa_hf.report.statistics import signed_rank, win_tie_loss
 
 # The strategies that all others are compared with.
 REFERENCES = ("dense-aswa", "aswa")
-FEWEST = 5  # pairs for a p-value to mean anything
+FEWEST = 5  # pairs that a p-value needs
 
 
 def rankings(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What each strategy did over all pairs of dataset and model, by its means over seeds; the best mean rank first.
+    """Ranks the strategies by their means over seeds on all pairs of dataset and model; the best mean rank first.
 
     An element is `{"strategy", "rank", "against": {reference: {"wins", "ties", "losses", "p"}}}`; `p` is None below
     five pairs. A pair counts if ASWA has a value there; a strategy is ranked if it has one in each of these pairs (the

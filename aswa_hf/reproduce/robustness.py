@@ -87,7 +87,7 @@ def by_rate(runs: Iterable[Swept], strategy: str) -> dict[float, list[float]]:
 
 
 def tuned_score(runs: Sequence[Swept], seed: int) -> float:
-    """The best validation score that a single epoch reached at any learning rate: what tuning the rate would give."""
+    """Returns the best validation score of a single epoch at any learning rate: the result of tuning the rate."""
     return max(score for run in runs if run.seed == seed for _, score in run.curves["best"])
 
 
@@ -99,7 +99,7 @@ def epochs_to(curve: Curve, target: float) -> float | None:
 def times_to_quality(runs: Sequence[Swept]) -> list[dict[str, Any]]:
     """After how many epochs each strategy reached, on validation, the best single epoch of the best learning rate.
 
-    An element is `{"strategy", "target", "epochs": {rate: mean, or None if a seed never got there}, "reached": {rate:
+    An element is `{"strategy", "target", "epochs": {rate: mean, or None if a seed never reached it}, "reached": {rate:
     number of seeds}, "seeds"}`; `target` is the mean over seeds. The runs are of one dataset and model.
     """
     seeds = sorted({run.seed for run in runs})
@@ -130,7 +130,7 @@ def as_json(runs: Iterable[Swept]) -> list[dict[str, Any]]:
 
 
 def shown_epochs(row: Mapping[str, Any], rate: float) -> str:
-    """A cell of `times_to_quality`: the mean, "–" for never, or how many seeds got there."""
+    """A cell of `times_to_quality`: the mean, "–" for never, or how many seeds reached the target."""
     if row["epochs"].get(rate) is not None:
         return f"{row['epochs'][rate]:.0f}"
     reached = row["reached"].get(rate, 0)

@@ -116,7 +116,7 @@ def recipe_epochs(model: str) -> int:
 
 
 def is_trained(run: GridRun, output_dir: Path) -> bool:
-    """Whether a run's training is finished; raises ValueError if its folder holds a run with other settings."""
+    """Whether a run's training is finished; raises ValueError if its folder holds a run with different settings."""
     folder = output_dir / run.name
     if not (folder / SETTINGS).is_file():
         return False
@@ -129,7 +129,7 @@ def is_trained(run: GridRun, output_dir: Path) -> bool:
     different = [name for name, value in expected.items() if found.get(name, value) != value]
     if different:
         changes = "; ".join(f"{name} was {found.get(name)}, is {expected[name]}" for name in different)
-        raise ValueError(f"{folder} holds a run with other settings: {changes}. Choose another --output-dir.")
+        raise ValueError(f"{folder} holds a run with different settings: {changes}. Choose another --output-dir.")
     return (folder / RESULTS).is_file()
 
 

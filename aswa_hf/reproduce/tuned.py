@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -10,6 +9,7 @@ from typing import Any
 
 from rich.table import Table as RichTable
 
+from aswa_hf._utils.files import read_object
 from aswa_hf._utils.names import did_you_mean
 from aswa_hf.experiments.recipes import Recipe, recipes
 from aswa_hf.reproduce.runs import GridRun, results
@@ -65,14 +65,14 @@ def runs_of_recipes(folder: Path) -> list[tuple[Recipe, list[dict[str, Any]]]]:
     for recipe in recipes():
         length = recipe.run(dataset="").epochs
         pattern = f"{recipe.graph}-{recipe.label}-[0-9]*-{length}-tuned.json"
-        contents = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob(pattern))]
+        contents = [read_object(path) for path in sorted(folder.glob(pattern))]
         if contents:
             found.append((recipe, contents))
     return found
 
 
 def costs(runs: Sequence[GridRun], output_dir: Path) -> list[dict[str, Any]]:
-    """What the finished runs of each recipe took, in the mean.
+    """Returns the mean costs of the finished runs of each recipe.
 
     An element is `{"recipe", "runs", "train", "cpu", "peak", "averages"}`: times are in minutes, `peak` is the largest
     memory of the process and `averages` that of all strategies, in GB.
@@ -86,7 +86,7 @@ def costs(runs: Sequence[GridRun], output_dir: Path) -> list[dict[str, Any]]:
 
 
 def mean_costs(some: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """The mean costs of runs, from the contents of their results.json. Of a resumed run the times are not known."""
+    """The mean costs of runs, from the contents of their results.json. The times of a resumed run are unknown."""
     whole = [content for content in some if not content.get("resumed")]
 
     def mean(values: Sequence[float | None], unit: float) -> float | None:

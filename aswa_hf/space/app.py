@@ -153,11 +153,11 @@ def _ask(links: Links) -> None:
             question = f"{entity} —{relation}→ ?" if direction == "tail" else f"? —{relation}→ {entity}"
             return render.answers(question, found, links.graph is not None)
 
-        def neighbours() -> str:
-            return render.neighbourhood(str(entity).strip(), links.neighbourhood(entity))
+        def neighbors() -> str:
+            return render.neighborhood(str(entity).strip(), links.neighborhood(entity))
 
         shown = _shown(table)
-        return shown, _shown(neighbours) if 'role="alert"' not in shown else ""
+        return shown, _shown(neighbors) if 'role="alert"' not in shown else ""
 
     inputs, outputs = [entity_box, relation_box, direction], [answers, picture]
     gr.on(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import tempfile
@@ -12,7 +11,7 @@ from typing import Any
 
 from huggingface_hub import HfApi, get_token
 
-from aswa_hf._utils.files import make_folder, write_json, write_text
+from aswa_hf._utils.files import make_folder, read_object, write_json, write_text
 from aswa_hf.hub.push import MAIN_BRANCH, Branch, pushing
 from aswa_hf.hub.repository import SHIPPED, check_repo_id, complete_history
 from aswa_hf.hub_requests import TIMEOUT, HubError, bounded_requests
@@ -216,7 +215,7 @@ def _copy_adapters(source: Source, folder: Path) -> None:
                 shutil.copyfile(file, folder / BASE / file.name)
         for place in (folder, folder / RUNNING):
             if (place / ADAPTER_CONFIG).is_file():
-                content = json.loads((place / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+                content = read_object(place / ADAPTER_CONFIG)
                 write_json(place / ADAPTER_CONFIG, {**content, "base_model_name_or_path": BASE})
     elif not (folder / CONFIG).exists() and base.is_absolute():
         raise ValueError(f"The base model {base} does not exist, so a Space could not load it.")

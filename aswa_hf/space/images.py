@@ -114,11 +114,11 @@ def _prepared(picture: Any, about: Mapping[str, Any]) -> torch.Tensor:
     import numpy as np
     import PIL.Image
 
-    from aswa_hf.vision.images import normalise
+    from aswa_hf.vision.images import normalize
 
     channels, height, width = about["input_size"]
     pixels = picture.convert("L" if channels == 1 else "RGB")
     pixels = pixels.resize((width, height), PIL.Image.Resampling.BILINEAR)
     array = np.asarray(pixels)
     bytes_ = torch.from_numpy(array.copy().reshape(height, width, -1)).permute(2, 0, 1).unsqueeze(0)
-    return normalise(bytes_, about["mean"], about["std"])
+    return normalize(bytes_, about["mean"], about["std"])

@@ -1,4 +1,4 @@
-"""Questions to a link predictor: labels completed, answers with what is known, multi-hop questions, neighbours."""
+"""Questions to a link predictor: labels completed, answers with what is known, multi-hop questions, neighbors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aswa_hf.space.source import GRAPH, Reloading, Source, in_memory, run_settin
 
 MAX_LABEL = 1000  # characters; longer text is not a label
 MAX_HOPS, MAX_PATHS = 6, 4
-MAX_RECENT = 50  # clicks that one which arrives late can still come before
+MAX_RECENT = 50  # number of recent clicks that a late one may still precede
 SPLITS = ("train", "validation", "test")
 
 
@@ -132,14 +132,14 @@ CHANGES: dict[str, Callable[..., Question]] = {
 class Clicks:
     """The clicks that put a question together, in the order in which they were made.
 
-    A browser sends quick clicks as requests of their own, which can overtake each other, so every click has the number
-    that the browser has given it, and the question is made again from all of them whenever one arrives.
+    Quick clicks are separate requests, which may arrive in a different order. So the browser numbers every click, and
+    the question is built again from all of them whenever one arrives.
     """
 
     before: Question = Question()
-    """The question that the clicks before `recent` have made."""
+    """The question as it was before the clicks in `recent`."""
     recent: tuple[tuple[int, str, tuple[Any, ...]], ...] = ()
-    """Number, name (a key of `CHANGES`) and arguments of each click that another one may still come before."""
+    """Number, name (a key of `CHANGES`) and arguments of each click that a late one may still precede."""
 
     @property
     def next(self) -> int:
@@ -165,7 +165,7 @@ class Clicks:
         return question, problem
 
     def asked(self, number: int) -> Question | None:
-        """Returns the question of the last "ask" if the click with a number is that one or belongs to its question."""
+        """Returns the question of the last "ask", if the click with this number is that "ask" or came before it."""
         asks = [one for one, name, _ in self.recent if name == "ask" and one >= number]
         if not asks:
             return None
@@ -286,19 +286,19 @@ class Links:
         return [labels[i] for i in found[:limit]]
 
     def check_label(self, text: Any, what: str) -> str:
-        """Returns a label; raises ValueError with suggestions if there is none such."""
+        """Returns a label; raises ValueError with suggestions if it is unknown."""
         label = str(text or "").strip()
         if not label:
             raise ValueError(f"Choose {'an entity' if what == 'entity' else 'a relation'} first.")
         if len(label) > MAX_LABEL:
-            raise ValueError(f"That is {len(label):,} characters long: no label of this model is.")
+            raise ValueError(f"The text has {len(label):,} characters, more than any label of this model.")
         loaded = self._loaded.get()
         known = getattr(loaded.predictor.vocab, "entities" if what == "entity" else "relations")
         position = loaded.predictor.vocab._entity_index if what == "entity" else loaded.predictor.vocab._relation_index
         if label in position.positions:
             return label
         near = self.complete(label, what, 3) or self.complete(label[:3], what, 3) or known[:3]
-        raise ValueError(f"There is no {what} {label!r} in this model. Some that there are: {', '.join(near)}.")
+        raise ValueError(f"There is no {what} {label!r} in this model. It has, for example, {', '.join(near)}.")
 
     @torch.no_grad()
     def ask(self, entity: Any, relation: Any, asked: str = "tail", k: int = 10) -> list[Answer]:
@@ -335,7 +335,7 @@ class Links:
         ]
 
     @torch.no_grad()
-    def neighbourhood(self, entity: Any, known: int = 8, predicted: int = 4) -> list[Edge]:
+    def neighborhood(self, entity: Any, known: int = 8, predicted: int = 4) -> list[Edge]:
         """Returns triples at an entity: some of the graph, of as many relations as possible, then predicted ones."""
         entity = self.check_label(entity, "entity")
         loaded = self._loaded.get()

@@ -91,7 +91,7 @@ def piece(content: str) -> str:
 
 
 def error(reason: BaseException | str) -> str:
-    """Returns an error as a message for readers, also of screens."""
+    """Returns an error message, which screen readers announce."""
     text = " ".join(str(reason).split())[:600]
     return piece(f'<p class="error" role="alert">{escape(text)}</p>')
 
@@ -143,17 +143,17 @@ def chains(question: str, found: Iterable[Mapping[str, Any]]) -> str:
     )
 
 
-def neighbourhood(entity: str, edges: Sequence[Edge]) -> str:
-    """Returns a small picture of an entity and its neighbours: known ones with a line, predicted ones dashed."""
+def neighborhood(entity: str, edges: Sequence[Edge]) -> str:
+    """Returns a small picture of an entity and its neighbors: known ones with a line, predicted ones dashed."""
     if not edges:
-        return piece('<p class="quiet">This entity has no neighbours to show.</p>')
+        return piece('<p class="quiet">This entity has no neighbors to show.</p>')
     legend = '<p class="quiet">Solid: in the graph. Dashed: predicted by the model.</p>'
     wide, narrow = _nodes(entity, edges, 640, 420, 20), _nodes(entity, edges, 380, 520, 16)
     return piece(f'<div class="wide-only">{wide}</div><div class="narrow-only">{narrow}</div>{legend}')
 
 
 def _nodes(entity: str, edges: Sequence[Edge], width: int, height: int, longest: int) -> str:
-    """Returns an entity in the middle and its neighbours around it; labels have at most `longest` characters."""
+    """Returns an entity in the middle and its neighbors around it; labels have at most `longest` characters."""
     x0, y0 = width // 2, height // 2
     side = 3.6 * longest  # half of the width of the longest label
     told = "; ".join(
@@ -162,7 +162,7 @@ def _nodes(entity: str, edges: Sequence[Edge], width: int, height: int, longest:
     arrow = f"aswa-arrow-{width}"
     parts = [
         f'<svg class="nodes" viewBox="0 0 {width} {height}" width="100%" role="img" '
-        f'aria-label="{escape(f"Neighbours of {entity[:200]}: {told[:1500]}")}" xmlns="http://www.w3.org/2000/svg">'
+        f'aria-label="{escape(f"Neighbors of {entity[:200]}: {told[:1500]}")}" xmlns="http://www.w3.org/2000/svg">'
         f'<defs><marker id="{arrow}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
         'orient="auto"><path d="M0 0L8 4L0 8z" style="fill:var(--soft-ink);stroke:none"/></marker></defs>'
     ]

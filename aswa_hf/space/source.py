@@ -188,7 +188,7 @@ def _without_bars() -> Iterator[None]:
 
 
 def in_memory(model: Any) -> Any:
-    """Returns a model whose weights are no longer parts of its file, which somebody may overwrite."""
+    """Returns the model with its weights copied into memory: their file may be overwritten."""
     tied: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         place = tensor.data_ptr()

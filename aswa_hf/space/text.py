@@ -67,7 +67,7 @@ class Texts:
         length = encoded["input_ids"].shape[1]
         wanted = max(1, min(int(max_tokens), MAX_TOKENS))
         if room and length + 1 > room:
-            raise ValueError(f"The text has {length} tokens, and the model has room for {room}.")
+            raise ValueError(f"The text has {length} tokens, but the model has room for only {room}.")
         wanted = min(wanted, room - length) if room else wanted
         found = {}
         inputs = {key: encoded[key] for key in ("input_ids", "attention_mask")}

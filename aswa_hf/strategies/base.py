@@ -72,7 +72,7 @@ class Strategy(ABC):
             batchnorm = "copy"
         self.average = WeightAverage(model, dtype=dtype, device=device, average_buffers=batchnorm == "average")
         self.parts: dict[str, WeightAverage] = {}
-        """Further averages that the strategy keeps beside its result; they are saved with it."""
+        """Additional averages that the strategy keeps beside its result; they are saved with it."""
         self.model = self.average.model
         self.greater_is_better = greater_is_better
         self.recalibrate: Callable[[], None] = (
@@ -190,7 +190,7 @@ class Strategy(ABC):
         return {"": self.average} | {f"{name}.": part for name, part in self.parts.items() if not part.is_empty}
 
     def _part(self, name: str) -> WeightAverage:
-        """Returns the further average of this name; it is new and empty when asked for the first time."""
+        """Returns the additional average of this name; creates an empty one at the first call."""
         if name not in self.parts:
             self.parts[name] = self._new_average()
         return self.parts[name]
@@ -376,7 +376,7 @@ def preserved_modes(model: nn.Module) -> Iterator[None]:
 def _check_value(state: Mapping[str, Any], key: str, ours: Any) -> None:
     """Raises ValueError if a value of a saved state is missing, or not of the kind of our own."""
     if key not in state:
-        # States of 0.1.0 have no "parts", which lists the further averages that there must be.
+        # States of 0.1.0 have no "parts", which lists the additional averages.
         if key != "parts" and not key.endswith((".averaged", ".buffers")):
             raise ValueError(f"This state has no {key!r}.")
         return

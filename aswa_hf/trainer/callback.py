@@ -339,7 +339,7 @@ class ASWACallback(TrainerCallback):
                 picture = Path(args.output_dir) / PICTURE
                 plot_trajectories(trajectories, picture, metric=self.score.label)
                 show_picture(self._bound(), picture)
-        except Exception as error:  # matplotlib may have any reason, and the run has ended well
+        except Exception as error:  # any error of matplotlib: the run itself has succeeded
             logger.warning(f"{PICTURE} could not be drawn: {type(error).__name__}: {error}")
 
     # ---- called after all other callbacks, because one of them may request an evaluation or a checkpoint ----
@@ -466,7 +466,7 @@ class ASWACallback(TrainerCallback):
         return metrics
 
     def _try_metric(self, args: TrainingArguments) -> None:
-        """Raises ValueError for a metric that no evaluation reports, where nothing else tells which there will be."""
+        """Raises ValueError if an evaluation of a few examples, where it is allowed, does not report the metric."""
         trainer = self._bound()
         if not metric_can_be_tried(self.score, trainer):
             return

@@ -226,7 +226,7 @@ def push_at_end(trainer: Trainer, repo_id: str) -> str | None:
 
 
 def bounded_checkpoint_pushes(trainer: Trainer) -> AbstractContextManager[Any]:
-    """While it is open, the requests of pushes that the Trainer does in the background end without an answer too."""
+    """While it is open, requests of the Trainer's background pushes end too if there is no answer."""
     if not trainer.args.push_to_hub or not trainer.is_world_process_zero():
         return nullcontext()
     return bounded_requests(TIMEOUT, longest_wait=math.inf)  # no one waits for them while the run continues

@@ -68,7 +68,7 @@ def check_metric_exists(score: Score, trainer: Trainer) -> None:
 
 
 def metric_can_be_tried(score: Score, trainer: Trainer) -> bool:
-    """Whether an evaluation of a few examples shows if the metric exists, and changes nothing."""
+    """Whether evaluating a few examples can show, without side effects, if the metric exists."""
     if not _evaluates_examples(trainer):
         return False
     data = trainer.eval_dataset

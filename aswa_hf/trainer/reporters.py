@@ -24,7 +24,7 @@ def show_picture(trainer: Trainer, path: Path) -> None:
             if show := _REPORTERS.get(kind.__name__):
                 try:
                     show(callback, path, trainer.state.global_step)
-                except Exception as error:  # the run has ended well, whatever a reporter's reason is
+                except Exception as error:  # any error of a reporter: the run itself has succeeded
                     logger.warning(f"{kind.__name__} did not take {path.name}: {type(error).__name__}: {error}")
                 break
 

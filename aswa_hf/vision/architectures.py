@@ -2,7 +2,7 @@
 
 Shapes follow the paper's public code. Three things do not. There, the last BatchNorm of the wide ResNet keeps 90 % of
 each new batch in its statistics; here it keeps 10 %, like all others. There, the convolutions of the wide ResNet are
-initialised by PyTorch's default; here by He's method, like all others. And there, images are normalised for VGG by the
+initialized by PyTorch's default; here by He's method, like all others. And there, images are normalized for VGG by the
 mean and deviation of ImageNet, for the ResNets by the mean of CIFAR-10 and a deviation of about 0.2; here by the mean
 and deviation of all pixels of CIFAR-10 or CIFAR-100.
 
@@ -83,7 +83,7 @@ class CifarVGG(nn.Module):
             hidden += [nn.Dropout(drop_rate), nn.Linear(channels, channels), nn.ReLU(inplace=True)]
         self.pre_logits = nn.Sequential(*hidden)
         self.reset_classifier(num_classes, global_pool)
-        _he_initialise(self)
+        _he_initialize(self)
 
     def get_classifier(self) -> nn.Module:
         return self.head
@@ -173,7 +173,7 @@ class PreActResNet(nn.Module):
         self.feature_info[-1]["module"] = "act"
         self.num_features = self.head_hidden_size = channels
         self.head = ClassifierHead(channels, num_classes, pool_type=global_pool, drop_rate=drop_rate)
-        _he_initialise(self)
+        _he_initialize(self)
 
     def get_classifier(self) -> nn.Module:
         classifier: nn.Module = self.head.fc
@@ -211,7 +211,7 @@ def _block(kind: str, width: int, stride: int) -> list[Convolution]:
     }[kind]
 
 
-def _he_initialise(model: nn.Module) -> None:
+def _he_initialize(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -1,4 +1,4 @@
-"""timm models as transformers models: initialised by timm, and saved so that both libraries load them."""
+"""timm models as transformers models: initialized by timm, and saved so that both libraries load them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from aswa_hf.run_folder import CONFIG, WEIGHTS
 
 
 class TimmForImageClassification(TimmWrapperForImageClassification):
-    """transformers' timm wrapper that leaves the initialisation to timm and saves what timm can load too.
+    """transformers' timm wrapper that leaves the initialization to timm and saves what timm can load too.
 
     transformers finds the loss by the end of a class's name.
     """
 
     def init_weights(self) -> None:
-        """A no-op: timm has initialised the weights; the wrapper would overwrite convolutions with N(0, 0.02²)."""
+        """A no-op: timm has initialized the weights; the wrapper would overwrite convolutions with N(0, 0.02²)."""
 
     def save_pretrained(
         self,
@@ -82,7 +82,7 @@ def timm_classifier(
     known["input_size"] = (channels, size, size)
     for key, values in (("mean", mean), ("std", std)):
         values = tuple(values) if values is not None else tuple(known[key])
-        # A colour's mean and deviation for every channel there is.
+        # If the number of channels differs, the mean over the colors is used for each.
         known[key] = values if len(values) == channels else (sum(values) / len(values),) * channels
     # The whole image was seen in training, so nothing is cut off in use.
     known["crop_pct"] = 1.0

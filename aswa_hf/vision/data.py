@@ -27,7 +27,7 @@ LABEL_COLUMNS = ("label", "fine_label", "coarse_label")
 def load_digits(*, train: int = 500, validation: int = 500, seed: int = 0) -> DatasetDict:
     """scikit-learn's 1,797 real handwritten digits as train, validation and (all others) test split.
 
-    Columns: `image`, 8×8 pixels of 17 grey levels, the multiples of 15 from 0 to 240, and `label`.
+    Columns: `image`, 8×8 pixels of 17 gray levels, the multiples of 15 from 0 to 240, and `label`.
     """
     from sklearn.datasets import load_digits as sklearn_digits
 
@@ -69,7 +69,7 @@ def load_cifar(
                                                                # or train/<class>/*.png, test/<class>/*.png
 
     The validation images are drawn from the training split, stratified by class, with at least one of each class. The
-    same seed draws the same images, whatever `train_size` is; so many of the others are then drawn for training.
+    same seed draws the same images, whatever `train_size` is; the training images are then drawn from the others.
     """
     check_ratio(val_ratio)
     source = _read(name_or_path, revision, cache_dir)
@@ -151,7 +151,7 @@ def _read(name_or_path: str | os.PathLike[str], revision: str | None, cache_dir:
 
 
 def _check_parquet(folder: Path) -> None:
-    """An error if the files number their classes differently, which `datasets` does not see."""
+    """Returns an error if the files number their classes differently, which `datasets` does not notice."""
     first: dict[str, ClassLabel] = {}
     for file in sorted(folder.rglob("*.parquet")):
         for column, feature in Features.from_arrow_schema(pq.read_schema(file)).items():

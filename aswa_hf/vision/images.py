@@ -19,7 +19,7 @@ from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.vision.architectures import CIFAR10_MEAN, CIFAR10_STD
 
 CIFAR100_MEAN, CIFAR100_STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
-GREY_MODES, COLOUR_MODES = {"1", "L", "LA"}, {"P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "LAB"}
+GRAY_MODES, COLOUR_MODES = {"1", "L", "LA"}, {"P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "LAB"}
 CHUNK = 1000
 LARGE = 4 * 2**30
 
@@ -27,7 +27,7 @@ Batch = dict[str, Tensor]
 
 
 class ImageTensors(torch.utils.data.Dataset[Batch]):
-    """The images and labels of a dataset, decoded once; batches are normalised and augmented as a whole.
+    """The images and labels of a dataset, decoded once; batches are normalized and augmented as a whole.
 
         train = ImageTensors(splits["train"], augment=True)
         DataLoader(train, batch_size=128, shuffle=True, collate_fn=as_it_is)   # pixel_values (128, 3, 32, 32), labels
@@ -36,7 +36,7 @@ class ImageTensors(torch.utils.data.Dataset[Batch]):
     `ClassLabel`). Images that are not square, or not all of one size, need `size`, to which they are resized here.
     `augment` takes a random crop of the image with a black border of an eighth of its size (4 pixels at 32), flipped
     in half of the cases; it draws from torch's global generator. `mean` and `std`, one number per channel of an image
-    from 0 to 1, default to those of CIFAR-100 for 100 classes (or its 20 coarse ones), otherwise of CIFAR-10; grey
+    from 0 to 1, default to those of CIFAR-100 for 100 classes (or its 20 coarse ones), otherwise of CIFAR-10; gray
     images are scaled to -1 … 1.
     """
 
@@ -63,7 +63,7 @@ class ImageTensors(torch.utils.data.Dataset[Batch]):
         self.channels, self.size = self.pixels.shape[1], self.pixels.shape[2]
         self.augment = augment
         self.padding = self.size // 8
-        defaults = _normalisation(self.channels, self.num_classes)
+        defaults = _normalization(self.channels, self.num_classes)
         self.mean = _per_channel("mean", mean, defaults[0], self.channels)
         self.std = _per_channel("std", std, defaults[1], self.channels)
         if min(self.std) <= 0:
@@ -82,11 +82,11 @@ class ImageTensors(torch.utils.data.Dataset[Batch]):
         if self.augment:
             tops, lefts = torch.randint(2 * self.padding + 1, (2, len(images)))
             images = crop_and_flip(images, tops, lefts, torch.rand(len(images)) < 0.5, self.padding)
-        return {"pixel_values": normalise(images, self.mean, self.std), "labels": self.labels[chosen]}
+        return {"pixel_values": normalize(images, self.mean, self.std), "labels": self.labels[chosen]}
 
 
 def crop_and_flip(images: Tensor, tops: Tensor, lefts: Tensor, flips: Tensor, padding: int) -> Tensor:
-    """Of each image with a black border, the part of its old size from (top, left) on, mirrored where `flips`."""
+    """Returns the images, shifted by (top, left) within a black border, and mirrored where `flips`."""
     # Rows are copied as contiguous memory first, then single columns: half the time of one index for both.
     count, channels, height, width = images.shape
     padded = torch.nn.functional.pad(images, (padding,) * 4)
@@ -98,7 +98,7 @@ def crop_and_flip(images: Tensor, tops: Tensor, lefts: Tensor, flips: Tensor, pa
     return bands.gather(3, columns[:, None, None].expand(count, channels, height, width))
 
 
-def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """(images / 255 - mean) / std of bytes (B, C, H, W), channel by channel."""
     scale = 1 / (255 * torch.tensor(std))
     shift = -torch.tensor(mean) / torch.tensor(std)
@@ -110,7 +110,7 @@ def as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _normalisation(channels: int, classes: int) -> tuple[Sequence[float], Sequence[float]]:
+def _normalization(channels: int, classes: int) -> tuple[Sequence[float], Sequence[float]]:
     if channels != 3:
         return (0.5,) * channels, (0.5,) * channels
     return (CIFAR100_MEAN, CIFAR100_STD) if classes in (20, 100) else (CIFAR10_MEAN, CIFAR10_STD)
@@ -124,7 +124,7 @@ def _per_channel(name: str, given: Any, default: Sequence[float], channels: int)
 
 
 def _decode(dataset: Dataset, size: int | None) -> Tensor:
-    """All images as bytes (N, C, H, W), with one channel if all are grey."""
+    """All images as bytes (N, C, H, W), with one channel if all are gray."""
     pixels: np.ndarray = np.empty(0, dtype=np.uint8)
     encoded = tqdm(_encoded(dataset), "decoding", len(dataset), unit=" images", delay=2, disable=None, leave=False)
     for index, content in enumerate(encoded):
@@ -156,7 +156,7 @@ def _encoded(dataset: Dataset) -> Iterator[Any]:
 
 
 def _open(content: Any) -> PIL.Image.Image:
-    """One image in grey (L) or colour (RGB)."""
+    """One image in gray (L) or color (RGB)."""
     if content is None:
         raise ValueError("it is missing")
     image: PIL.Image.Image
@@ -166,9 +166,9 @@ def _open(content: Any) -> PIL.Image.Image:
         if content.dtype.kind not in "iu" or content.min() < 0 or content.max() > 255:
             raise ValueError(f"its values are not whole numbers from 0 to 255 ({content.dtype})")
         image = PIL.Image.fromarray(content.astype(np.uint8).squeeze())
-    if image.mode not in GREY_MODES | COLOUR_MODES:
+    if image.mode not in GRAY_MODES | COLOUR_MODES:
         raise ValueError(f"its pixels are not bytes (mode {image.mode})")
-    return image.convert("L" if image.mode in GREY_MODES else "RGB")
+    return image.convert("L" if image.mode in GRAY_MODES else "RGB")
 
 
 def _room(count: int, image: PIL.Image.Image) -> np.ndarray:

@@ -85,7 +85,7 @@ class ImageTrainer(Trainer):
         super().__init__(model, args, **({"data_collator": as_it_is, "compute_metrics": accuracy} | options))
 
     def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
-        """As the Trainer's, but the batches that follow are those of a run without this evaluation."""
+        """Evaluates as the Trainer does, without changing the training batches that follow."""
         with preserved_rng():
             metrics: dict[str, float] = super().evaluate(*args, **options)
         return metrics

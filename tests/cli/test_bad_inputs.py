@@ -43,7 +43,7 @@ COMMANDS = {
     "average-aswa": ["average", "old", "--strategy", "aswa", "--output-dir", "out/average", "--json"],
     "average-sharded": ["average", "sharded", "plain", "--strategy", "uniform", "--output-dir", "out/average"],
     "predict-sharded": ["predict", "sharded", *ASK],
-    "predict-labelled": ["predict", "run", *ASK, "--known", "labelled"],
+    "predict-labeled": ["predict", "run", *ASK, "--known", "labeled"],
     "evaluate-numbered": ["evaluate", "numbered-run", "--json"],
     "evaluate-parquet-queries": ["evaluate", "run", "--queries", "queries.parquet", "--json"],
     "recipe": ["train", "kge", "--recipe", "recipes.yaml/best", "--dataset", "data", "--output-dir", "out/run"],
@@ -122,9 +122,9 @@ def root(tmp_path_factory):
         pq.write_table(pa.table(labels), root / "parquet" / f"{split}.parquet")
     for name in ("queries.json", "queries.parquet"):
         save_queries(generate_queries(kg, "2p", 5), root / name)
-    shutil.copytree(root / "data", root / "labelled")
-    (root / "labelled" / "entities.json").write_text(json.dumps({f"e{i}": {"label": f"E {i}"} for i in range(12)}))
-    (root / "labelled" / "relations.tsv").write_text("".join(f"r{i}\tR {i}\n" for i in range(3)))
+    shutil.copytree(root / "data", root / "labeled")
+    (root / "labeled" / "entities.json").write_text(json.dumps({f"e{i}": {"label": f"E {i}"} for i in range(12)}))
+    (root / "labeled" / "relations.tsv").write_text("".join(f"r{i}\tR {i}\n" for i in range(3)))
     settings = {"model": "distmult", "dim": 4, "epochs": 1, "lr": 0.1, "strategies": ["aswa", "last"]}
     (root / "recipes.yaml").write_text(yaml.safe_dump({"best": {"about": "tests", "settings": settings}}))
     tensors = load_file(root / "run" / "model.safetensors")

@@ -205,7 +205,7 @@ def test_help_shows_each_example_in_one_line_and_placeholders_of_one_style(monke
 def test_an_output_folder_that_cannot_be_made_is_one_line(place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("kept")
-    message = f"aswa-hf: The folder {place} cannot be made: file is a file. Choose another one."
+    message = f"aswa-hf: The folder {place} cannot be created: file is a file. Choose another one."
     assert refused("train", "kge", "--dataset", "countries", "--output-dir", place) == message
     assert refused("train", "image", "--dataset", "digits", "--output-dir", place) == message
     assert refused("demo", "--output-dir", place) == message

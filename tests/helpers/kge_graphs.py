@@ -44,12 +44,12 @@ def write_graph(
     return folder
 
 
-def labelled(kg: KnowledgeGraph, split: str) -> list[tuple[str, str, str]]:
+def labeled(kg: KnowledgeGraph, split: str) -> list[tuple[str, str, str]]:
     entities, relations = kg.vocab.entities, kg.vocab.relations
     return [(entities[h], relations[r], entities[t]) for h, r, t in kg.triples(split)]
 
 
 def assert_holds(kg: KnowledgeGraph, triples=TRIPLES) -> None:
-    assert labelled(kg, "train") == triples["train"]
-    assert labelled(kg, "validation") == triples["valid"]
-    assert labelled(kg, "test") == triples["test"]
+    assert labeled(kg, "train") == triples["train"]
+    assert labeled(kg, "validation") == triples["valid"]
+    assert labeled(kg, "test") == triples["test"]

@@ -314,7 +314,7 @@ def test_a_card_says_where_aswa_did_not_win(kge_run, tmp_path):
 
     assert "On the test split ASWA did best of all in mrr." in verdict(aswa=0.5)
     assert "ASWA did **not** win: SWA and EMA did better in mrr" in verdict(aswa=0.5, swa=0.6, ema=0.7)
-    assert "no strategy did better in mrr, and the last epoch did as well" in verdict(aswa=0.5, last=0.5)
+    assert "no strategy did better in mrr, and the last epoch did equally well" in verdict(aswa=0.5, last=0.5)
     assert "license: mit" in verdict()
     assert "For testing." in verdict()
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from kge_graphs import labelled
+from kge_graphs import labeled
 
 import aswa_hf.kge
 from aswa_hf.kge.data import load_kg
@@ -44,7 +44,7 @@ def test_the_facts_about_countries_are_clean():
     assert (subregion["chile"], region["chile"]) == ("south_america", "americas")
 
 
-def test_hidden_countries_have_a_neighbour_that_is_not_hidden():
+def test_hidden_countries_have_a_neighbor_that_is_not_hidden():
     countries, _, _, neighbors, split = facts()
     hidden = {country for country in countries if split[country] != "train"}
     assert [list(split.values()).count(name) for name in ("validation", "test")] == [24, 24]
@@ -66,9 +66,9 @@ def test_countries_follow_the_recipe_exactly(task):
         removed |= {(n, "locatedin", region[n]) for c in hidden for n in neighbors[c]}
 
     kg = load_kg(f"countries-s{task}")
-    assert sorted(labelled(kg, "train")) == sorted(full - removed)
+    assert sorted(labeled(kg, "train")) == sorted(full - removed)
     for name in ("validation", "test"):
-        assert sorted(labelled(kg, name)) == sorted(held_out[name])
+        assert sorted(labeled(kg, name)) == sorted(held_out[name])
     assert kg.vocab.relations == ["locatedin", "neighbor"]
     assert (kg.num_entities, kg.num_relations) == (len(countries) + 22 + 5, 2)
     assert set(kg.vocab.entities) == {*countries, *subregion.values(), *region.values()}
@@ -76,8 +76,8 @@ def test_countries_follow_the_recipe_exactly(task):
 
 def test_countries_is_s1_and_what_one_knows_of_the_world_is_in_it():
     kg = load_kg("countries")
-    assert [labelled(kg, split) for split in kg] == [labelled(load_kg("countries-s1"), split) for split in kg]
-    train = set(labelled(kg, "train"))
+    assert [labeled(kg, split) for split in kg] == [labeled(load_kg("countries-s1"), split) for split in kg]
+    train = set(labeled(kg, "train"))
     assert {("france", "neighbor", "germany"), ("germany", "neighbor", "france")} <= train
     assert {("france", "locatedin", "western_europe"), ("western_europe", "locatedin", "europe")} <= train
     assert repr(kg) == "KnowledgeGraph(countries: 275 entities, 2 relations; train 1,120, validation 24, test 24)"

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from datasets import Dataset, DatasetDict
-from kge_graphs import TRIPLES, assert_holds, labelled, write_graph
+from kge_graphs import TRIPLES, assert_holds, labeled, write_graph
 from places import ROOT
 
 from aswa_hf.kge.data import KnowledgeGraph, load_kg
@@ -224,7 +224,7 @@ def test_published_graphs_have_the_published_sizes(name, counts):
         kg = load_kg(REAL / name)
     assert (kg.num_entities, kg.num_relations, *map(len, kg.values())) == counts
     lines = (REAL / name / "valid.txt").read_text(encoding="utf-8").splitlines()
-    assert labelled(kg, "validation") == [tuple(line.split("\t")) for line in lines]
+    assert labeled(kg, "validation") == [tuple(line.split("\t")) for line in lines]
 
 
 def lines_executed(work) -> int:
@@ -258,5 +258,5 @@ def test_no_line_is_executed_for_every_triple(tmp_path):
             warnings.simplefilter("ignore", UserWarning)
             executed.append(lines_executed(lambda folder=folder, loaded=loaded: loaded.append(load_kg(folder))))
         assert len(loaded[0]["train"]) == triples
-        assert labelled(loaded[0], "test") == [tuple(line.split("\t")) for line in lines[:1000]]
+        assert labeled(loaded[0], "test") == [tuple(line.split("\t")) for line in lines[:1000]]
     assert 0 < executed[1] < 2 * executed[0]

@@ -54,7 +54,7 @@ def test_predictions_show_labels_and_the_vocabulary_is_saved_with_both(kg, folde
     assert (
         LinkPredictor(model, KGVocab(["Q1", "Q2", "Q3", "Q4"], ["P1", "P2"]), kg).predict("Q1", "P1", k=1) is not None
     )
-    with pytest.raises(ValueError, match="other entities or relations"):
+    with pytest.raises(ValueError, match="does not have the entities and relations"):
         LinkPredictor(model, KGVocab(["Q2", "Q1", "Q3", "Q4"], ["P1", "P2"]), kg)
 
 

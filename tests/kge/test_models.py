@@ -49,7 +49,7 @@ HAMILTON = {
 
 
 def clifford_product(a: tuple[int, ...], b: tuple[int, ...], p: int) -> tuple[int, tuple[int, ...]]:
-    """e_a · e_b for base elements given as sorted index tuples: swap neighbours into order, then cancel squares."""
+    """e_a · e_b for base elements given as sorted index tuples: swap neighbors into order, then cancel squares."""
     factors, sign = [*a, *b], 1
     for _ in factors:
         for i in range(len(factors) - 1):

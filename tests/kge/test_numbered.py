@@ -5,7 +5,7 @@ import gzip
 import numpy as np
 import pyarrow as pa
 import pytest
-from kge_graphs import labelled, random_graph, write_graph
+from kge_graphs import labeled, random_graph, write_graph
 
 from aswa_hf.kge import ComplEx, evaluate_link_prediction, load_kg, numbered
 from aswa_hf.kge.data import NumberedGraph
@@ -28,7 +28,7 @@ def test_a_numbered_graph_holds_the_triples_of_the_text(folder, monkeypatch):
     assert isinstance(load_kg(folder / "numbered"), NumberedGraph)
     assert (found.num_entities, found.num_relations) == (expected.num_entities, expected.num_relations)
     for split in expected:
-        assert labelled(found, split) == labelled(expected, split)
+        assert labeled(found, split) == labeled(expected, split)
         mapped = found.mapped(split)
         assert mapped[:].dtype == np.int32
         np.testing.assert_array_equal(mapped[np.array([1, 0])], found.triples(split)[[1, 0]])

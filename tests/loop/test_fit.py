@@ -428,7 +428,7 @@ def test_persistent_workers_are_reported_when_an_epoch_is_resumed(tmp_path, capl
         run(loss=interrupted)
     assert "persistent_workers" not in caplog.text
     run()
-    assert "persistent_workers=True) continue with other random numbers" in caplog.text
+    assert "persistent_workers=True) continue with different random numbers" in caplog.text
 
 
 def test_signals_are_left_alone_without_a_checkpoint_folder_and_after_the_run(tmp_path):

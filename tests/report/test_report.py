@@ -376,7 +376,7 @@ def test_the_page_says_where_aswa_loses_and_what_was_counted_once(many, tmp_path
     assert "ASWA has the best mean of all strategies on 2 of 3 (dataset, model) pairs, and is behind" in page
     assert "UMLS · worse : last 0.3000 against ASWA 0.2000" in page
     assert "twin and b have identical results for every seed they share on UMLS" in page
-    assert "No strategy did better than ASWA in test accuracy, and at least one did as well." in page
+    assert "No strategy did better than ASWA in test accuracy, and at least one did equally well." in page
     assert "1 soft, 1 hard, 1 rejected. 2 of 4 epochs in the average, α = 0.5000 each; last change at epoch 3." in page
     assert "Running model: best 0.5000 at epoch 1, 0.4700 at the end; ASWA 0.6000." in page
     images, links = told["tasks"]

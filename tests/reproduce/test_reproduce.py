@@ -158,7 +158,7 @@ def test_a_folder_with_another_run_is_not_taken_for_this_one(tmp_path):
     assert is_trained(run, tmp_path)
     settings = json.loads((tmp_path / run.name / "settings.json").read_text())
     (tmp_path / run.name / "settings.json").write_text(json.dumps(settings | {"lr": 0.01, "dim": 32}))
-    with pytest.raises(ValueError, match=r"other settings: dim was 32, is 128; lr was 0.01, is 0.1"):
+    with pytest.raises(ValueError, match=r"different settings: dim was 32, is 128; lr was 0.01, is 0.1"):
         is_trained(run, tmp_path)
     (tmp_path / run.name / "settings.json").write_text("{")
     with pytest.raises(ValueError, match=r"settings\.json is not a JSON file"):

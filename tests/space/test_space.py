@@ -144,8 +144,8 @@ def test_multi_hop_answers_have_their_chains(links):
     assert html.count("<ol") == 3
 
 
-def test_neighbours_are_known_ones_first_and_then_predicted(links):
-    edges = links.neighbourhood("a", known=8, predicted=2)
+def test_neighbors_are_known_ones_first_and_then_predicted(links):
+    edges = links.neighborhood("a", known=8, predicted=2)
     assert {(e.relation, e.other, e.outgoing, e.known) for e in edges if e.known} == {
         ("likes", "b", True, "train"),
         ("likes", "c", True, "validation"),
@@ -157,8 +157,8 @@ def test_neighbours_are_known_ones_first_and_then_predicted(links):
     assert not {e.other for e in predicted} & {"a", "b", "c"}
 
 
-def test_the_labels_of_neighbours_stay_within_the_picture(links):
-    html = render.neighbourhood("a", links.neighbourhood("a"))
+def test_the_labels_of_neighbors_stay_within_the_picture(links):
+    html = render.neighborhood("a", links.neighborhood("a"))
     for svg in re.findall("<svg.*?</svg>", html):
         width, height = map(int, re.search(r'viewBox="0 0 (\d+) (\d+)"', svg).groups())
         for x, y, text in re.findall(r'<text[^>]* x="(\d+)" y="(\d+)"[^>]*>(?:<title>.*?</title>)?([^<]*)', svg):
@@ -173,7 +173,7 @@ def test_the_labels_of_neighbours_stay_within_the_picture(links):
 def test_labels_with_markup_stay_text_everywhere(links, run):
     pieces = [
         render.answers(HOSTILE, links.ask(HOSTILE, "likes"), True),
-        render.neighbourhood(HOSTILE, links.neighbourhood(HOSTILE)),
+        render.neighborhood(HOSTILE, links.neighborhood(HOSTILE)),
         render.chains(HOSTILE, links.chains(Question().start(HOSTILE).follow("likes"))),
         render.error(ValueError(HOSTILE)),
         render.classes([(HOSTILE, 0.5)]),
@@ -276,7 +276,7 @@ def test_the_averaged_and_the_running_adapter_continue_a_text(tmp_path):
     assert list(found) == ["averaged", "running"]
     assert found["averaged"] != found["running"]
     assert texts.complete("the cat sat", 8) == found  # switching back and forth changes nothing
-    for bad, message in (("", "Write a text"), ("x " * 10_000, "20,000 characters"), ("cat " * 80, "has room for 64")):
+    for bad, message in (("", "Write a text"), ("x " * 10_000, "20,000 characters"), ("cat " * 80, "for only 64")):
         with pytest.raises(ValueError, match=message):
             texts.complete(bad)
 

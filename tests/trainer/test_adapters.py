@@ -139,7 +139,7 @@ def test_only_the_active_one_of_several_adapters_is_averaged_and_the_others_stay
 
 
 class Int8Linear(nn.Module):
-    """A frozen linear layer of whole numbers: what quantisation leaves of a base model."""
+    """A frozen linear layer of whole numbers: what quantization leaves of a base model."""
 
     def __init__(self, linear):
         super().__init__()
@@ -151,7 +151,7 @@ class Int8Linear(nn.Module):
         return nn.functional.linear(x, self.weight.to(x.dtype) * self.scale)
 
 
-class Quantised(LlamaForCausalLM):
+class Quantized(LlamaForCausalLM):
     """A causal model with a frozen int8 projection beside the adapted ones."""
 
     def __init__(self, config):
@@ -162,7 +162,7 @@ class Quantised(LlamaForCausalLM):
 
 def test_a_quantised_frozen_base_is_neither_averaged_nor_changed(tmp_path):
     torch.manual_seed(0)
-    trainer = make_trl("SFT", tmp_path, model=Quantised(causal_config()), trainer={"peft_config": KINDS["lora"]()})
+    trainer = make_trl("SFT", tmp_path, model=Quantized(causal_config()), trainer={"peft_config": KINDS["lora"]()})
     frozen = {n: p.detach().clone() for n, p in trainer.model.named_parameters() if not p.requires_grad}
     assert any(tensor.dtype is torch.int8 for tensor in frozen.values())
     callback = followed(trainer, strategies=("aswa", "dense-aswa", "ema"))

@@ -287,7 +287,7 @@ def test_the_task_of_a_timm_model_is_image_classification():
 class NamedClasses(torch.utils.data.Dataset):
     """Somebody's dataset of images, with names of its own for them."""
 
-    class_names = ("dark", "grey", "bright")
+    class_names = ("dark", "gray", "bright")
 
     def __init__(self, rows):
         self.rows = rows

@@ -179,8 +179,8 @@ def test_fine_labels_are_used_unless_coarse_ones_are_asked_for(tmp_path):
     assert load_cifar(folder)["test"]["label"][:] == [0, 1, 2, 3]
     with pytest.warns(UserWarning, match="no images of c, d"):
         assert load_cifar(folder, label="coarse_label")["test"]["label"][:] == [0, 0, 1, 1]
-    with pytest.raises(ValueError, match="Expected columns image or img, and colour; the train split has"):
-        load_cifar(folder, label="colour")
+    with pytest.raises(ValueError, match="Expected columns image or img, and color; the train split has"):
+        load_cifar(folder, label="color")
 
 
 def test_labels_that_are_plain_numbers_or_names_become_classes(tmp_path):
@@ -306,16 +306,16 @@ def test_images_are_held_as_the_bytes_they_have():
     assert np.array_equal(found.pixels.numpy(), expected)
 
 
-def test_grey_images_have_one_channel_unless_there_are_coloured_ones():
-    grey, coloured = picture(1, mode="L"), picture(2)
-    assert ImageTensors(dataset_of(grey, grey)).pixels.shape == (2, 1, 8, 8)
-    for order in ((grey, coloured), (coloured, grey)):
+def test_grey_images_have_one_channel_unless_there_are_colored_ones():
+    gray, colored = picture(1, mode="L"), picture(2)
+    assert ImageTensors(dataset_of(gray, gray)).pixels.shape == (2, 1, 8, 8)
+    for order in ((gray, colored), (colored, gray)):
         found = ImageTensors(dataset_of(*order)).pixels
         for image, pixels in zip(order, found, strict=True):
             assert np.array_equal(pixels.numpy(), np.asarray(image.convert("RGB")).transpose(2, 0, 1))
 
 
-def test_palettes_and_transparency_become_colours():
+def test_palettes_and_transparency_become_colors():
     image = picture(3).convert("P")
     assert np.array_equal(
         ImageTensors(dataset_of(image)).pixels[0].numpy(), np.asarray(image.convert("RGB")).transpose(2, 0, 1)

@@ -102,7 +102,7 @@ def answer_query(
                     tables[row] = pd.DataFrame(columns)
                     if chains:
                         tables[row]["chain"] = [
-                            [_labelled(step, predictor.vocab) for step in steps]
+                            [_labeled(step, predictor.vocab) for step in steps]
                             for _, steps in search.chains(tree, answer.tolist())
                         ]
     if not tables:
@@ -316,7 +316,7 @@ def _tree(structure: Structure, columns: Iterator[Tensor]) -> _Node:
     return _Node(structure[0], parts, next(columns) if structure[0] == "p" else None)
 
 
-def _labelled(step: tuple[int, int, int, Tensor], vocab: KGVocab) -> Step:
+def _labeled(step: tuple[int, int, int, Tensor], vocab: KGVocab) -> Step:
     head, relation, tail, odds = step
     backwards, label = relation >= vocab.num_relations, vocab.relations[relation % vocab.num_relations]
     return Step(vocab.entities[head], "^" * backwards + label, vocab.entities[tail], float(truth_of(odds)))

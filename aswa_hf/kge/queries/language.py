@@ -3,9 +3,9 @@
 A query is a path: an entity and the relations to follow from it, each after a comma. Paths are joined by & (and) and
 | (or, which binds less tightly), and parentheses around them start a new path. ^ follows a relation backwards.
 
-    france, neighbor, locatedin                       where the neighbours of France lie
+    france, neighbor, locatedin                       where the neighbors of France lie
     france, neighbor & spain, neighbor                what has a border with both
-    (france, neighbor | spain, neighbor), locatedin   where the neighbours of either lie
+    (france, neighbor | spain, neighbor), locatedin   where the neighbors of either lie
     europe, ^locatedin                                what lies in Europe
 
 The nine usual shapes also have names, which are followed only by the labels, in the same order:

@@ -103,9 +103,9 @@ def save_without_weights(model: Any, folder: Path) -> None:
 
 
 def read_rows(folder: Path, name: str, shape: tuple[int, ...], rows: slice) -> Iterator[tuple[slice, Tensor]]:
-    """Rows of a tensor of a saved model, some at a time, and where they are among these rows.
+    """Yields `rows` of a tensor of a saved model, some at a time, each part with its position among these rows.
 
-    The rest of the file is not read. Raises ValueError if the tensor is missing, or has another shape.
+    The rest of the file is not read. Raises ValueError if the tensor is missing or has a wrong shape.
     """
     path = folder / "model.safetensors"
     if not path.exists() and (index := folder / "model.safetensors.index.json").exists():

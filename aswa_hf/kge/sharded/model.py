@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from aswa_hf.kge.data import KnowledgeGraph
 
 TABLE = "entity_embeddings"
-# What a class of sharded models is called.
+# The prefix of the names of sharded classes.
 PREFIX = "Sharded"
 _SAME_BATCHES = (
     "All processes must work on the same batches: give each the same data, the same seed and a loader that is not "
@@ -251,5 +251,5 @@ def _require_inverses(config: KGEConfig) -> None:
 
 
 def _checksum(tensors: Any) -> int:
-    """A number for the content of tensors; others have another one, practically always."""
+    """Returns a number for the content of tensors; different contents practically always have different numbers."""
     return hash(fingerprint(tensor.detach() for tensor in tensors)) >> 1  # −n must fit too

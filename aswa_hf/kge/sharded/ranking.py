@@ -20,7 +20,7 @@ from aswa_hf.kge.sharded.table import EntityShard, over_shards, refuse_differenc
 if TYPE_CHECKING:
     from aswa_hf.kge.data import KnowledgeGraph
 
-# Of a table that is scored in blocks, so many queries are scored at a time, and so many share one pass over the table.
+# If the table is scored in blocks: the number of queries scored at a time, and per pass over the table.
 FEWEST_QUERIES = 128
 QUERIES_PER_PASS = 4096
 

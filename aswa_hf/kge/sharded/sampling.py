@@ -38,8 +38,8 @@ class BalancedBatches:
     """The batches of one process: every triple once in an epoch, in an order that `seed` and the epoch determine.
 
     `triples` (n, 3) may be memory-mapped; the inverse of each is a triple too. A step has `per_pair` triples for each
-    pair of shards. Where a pair has fewer triples than another one, its last steps are padded with a weight of 0;
-    `balance` is the share of places that are not: near 1 if entities are numbered in random order.
+    pair of shards. Where a pair has fewer triples than another one, its last steps are padded with weight 0;
+    `balance` is the fraction that is not padding: near 1 if entities are numbered in random order.
     """
 
     _is_accelerate_prepared = True  # each process has its own part already
@@ -81,7 +81,7 @@ class BalancedBatches:
         return counts, {pair: np.concatenate(parts) for pair, parts in members.items()}
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch that the next iteration goes through."""
+        """Sets the epoch of the next iteration."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -92,9 +92,9 @@ class BalancedBatches:
             yield self[step]
 
     def __getitem__(self, step: int) -> Batch:
-        """The batch of a step of the epoch, the same whenever it is asked for."""
+        """Returns the batch of a step of the epoch, the same at every call."""
         if not 0 <= step < self.steps:
-            raise IndexError(f"An epoch has {self.steps:,} steps, got the number {step}.")
+            raise IndexError(f"An epoch has {self.steps:,} steps, got step {step}.")
         world, own, device = world_size(), rank(), self.shard.weight.device
         order = self._ordered()
         part = slice(step * self.per_pair, (step + 1) * self.per_pair)

@@ -38,7 +38,7 @@ class EntityShard(RowSharded):
         return embeddings
 
     def own(self, rows: Tensor, ids: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
-        """Of pairs (row, id), and what belongs to them, those whose entity is here, with its place in `weight`."""
+        """Returns the pairs (row, id) whose entity is on this process, with the position in `weight` as id."""
         here = (ids >= self.start) & (ids < self.stop)
         return (rows[here], ids[here] - self.start, *(tensor[here] for tensor in more))
 
@@ -71,7 +71,7 @@ class EntityShard(RowSharded):
     def merge_best(self, values: Tensor, places: Tensor, k: int, *, largest: bool) -> tuple[Tensor, Tensor]:
         """The `k` best values of each row over all shards and their entities, from the best of each shard, sorted.
 
-        Of equal values those of lower shards come first. Sends k numbers and ids per row.
+        Among equal values, those of lower shards come first. Sends k numbers and ids per row.
         """
         missing = k - values.shape[1]
         worst = -torch.inf if largest else torch.inf
@@ -88,7 +88,7 @@ class EntityShard(RowSharded):
         return values[:, :k], ids.gather(1, order)[:, :k]
 
     def take_columns(self, local: Tensor, ids: list[int]) -> Tensor:
-        """Columns of (B, |E|), of which each process has those of its entities, on every process."""
+        """Returns columns of (B, |E|) on every process; `local` are the columns of this process's entities."""
         wanted = torch.tensor(ids, device=local.device)
         columns, places = self.own(torch.arange(len(ids), device=local.device), wanted)
         found = local.new_zeros(len(local), len(ids))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset, concatenate_datasets
-from kge_graphs import labelled, random_graph, write_graph
+from kge_graphs import labeled, random_graph, write_graph
 from slow_queries import SlowAnswers, reached
 
 from aswa_hf.kge import (
@@ -34,8 +34,8 @@ def kg(tmp_path_factory):
 
 
 def splits(kg):
-    """The labelled triples of the training split, and of all splits."""
-    return set(labelled(kg, "train")), {triple for split in kg for triple in labelled(kg, split)}
+    """The labeled triples of the training split, and of all splits."""
+    return set(labeled(kg, "train")), {triple for split in kg for triple in labeled(kg, split)}
 
 
 def canonical(query):
@@ -101,7 +101,7 @@ def test_the_seed_decides_which_queries(kg):
 
 
 def test_validation_answers_can_be_counted_as_easy(kg):
-    known = set(labelled(kg, "train")) | set(labelled(kg, "validation"))
+    known = set(labeled(kg, "train")) | set(labeled(kg, "validation"))
     _, everything = splits(kg)
     for row in generate_queries(kg, "2i", n=30, easy_splits=("train", "validation")):
         query = Query.parse(row["query"])
@@ -229,7 +229,7 @@ def test_one_hop_is_link_prediction(kg):
     # Every test triple once, by its tail: what is known of its query is left out of the ranking.
     rows = []
     _, everything = splits(kg)
-    for h, r, t in labelled(kg, "test"):
+    for h, r, t in labeled(kg, "test"):
         known = sorted(reached(Hop(h, r), everything) - {t})
         rows.append({"query": str(Hop(h, r)), "easy": known, "hard": [t]})
         known = sorted({x for x, s, y in everything if (s, y) == (r, t)} - {h})
