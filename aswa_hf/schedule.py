@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from aswa_hf._utils.checks import is_whole_number
+from aswa_hf._utils.checks import is_number, is_whole_number
 from aswa_hf._utils.distributed import agree
 
 Unit = Literal["epoch", "step", "evaluation"]
@@ -119,8 +119,7 @@ class EvaluationBudget:
 
 def check_share(share: Any) -> None:
     """Raises ValueError unless `max_eval_share` is a share of the time, or None."""
-    number = isinstance(share, (int, float)) and not isinstance(share, bool)
-    if share is not None and not (number and 0 < share <= 1):
+    if share is not None and not (is_number(share) and 0 < share <= 1):
         raise ValueError(
             f"max_eval_share must be a share of the time such as 0.1, above 0 and at most 1, or None, got {share!r}."
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aswa_hf import policy
-from aswa_hf._utils.checks import is_whole_number
+from aswa_hf._utils.checks import is_number, is_whole_number
 from aswa_hf._utils.files import read_json, write_json
 
 FORMAT = "aswa-trajectory"
@@ -73,8 +73,7 @@ class Record:
                 raise ValueError(f"{name!r} of a record must be a whole number of at least 0, got {values[name]!r}.")
         for name in ("epoch", *SCORES):
             value = values.get(name)
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not (number or value is None or (isinstance(value, str) and value in NOT_FINITE)):
+            if not (is_number(value) or value is None or (isinstance(value, str) and value in NOT_FINITE)):
                 raise ValueError(f"{name!r} of a record must be a number, got {value!r}.")
         scores = {name: decode_number(values.get(name)) for name in SCORES}
         return cls(**{**values, **scores, "decision": Decision(values["decision"])})

@@ -7,8 +7,8 @@ Measured: `WeightAverage.blend`, `EMA.step` and `DenseASWA.step` (an update), a 
 entering and leaving `WeightAverage.lookahead` and `WeightAverage.swapped` (averaged weights in the model, then the
 running ones again), on the weights of a transformer: a few matrices and many short vectors. The peers are the updates
 of `torch.optim.swa_utils.AveragedModel` and `timm.utils.ModelEmaV3`; the limit is `lerp_` and `copy_` over one flat
-tensor of the same size. On a busy machine the figures say little: every tensor of more than 32768 elements waits for
-all threads.
+tensor of the same size. On a busy machine the figures are not reliable: every tensor of more than 32768
+elements waits for all threads.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ from aswa_hf.kge.graph import TailsByQuery, with_inverses
 from aswa_hf.kge.training import training_examples
 
 MODELS = ("distmult", "complex", "qmult", "keci")
-# pykeen's names; Keci it does not have, and its DistMult and QuatE build a tensor of batch × entities × dimension.
+# pykeen's names; it does not have Keci, and its DistMult and QuatE build a tensor of batch × entities × dimension.
 PYKEEN = {"complex": ("ComplEx", 2), "distmult": ("DistMult", 1), "qmult": ("QuatE", 4)}
 SMALL = 1000  # entities, up to which every peer runs
 LR = 0.1

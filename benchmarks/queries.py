@@ -7,7 +7,7 @@ For each shape, queries sampled from the graph are answered with the ten best en
 evaluation does, and some of them one at a time. The limit is the matrix products alone, with as many rows at a time,
 into memory that is used again: one row for every atom with a known source, `beam` rows for every other hop. Batches,
 single queries and products are timed in turn in one process, and the best of several times is given for each. The
-weights are random, which changes nothing about the work. On a busy machine only the ratios say anything.
+weights are random, which changes nothing about the work. On a busy machine only the ratios are reliable.
 """
 
 from __future__ import annotations

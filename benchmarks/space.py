@@ -6,7 +6,7 @@
 A Space is written for a model of each graph and started as its reader would start it (`python app.py`), in a process
 of its own from which no Hub can be reached; the start ends when the page is served. Then questions are asked over
 HTTP, as the page asks them: the first one, and the median of many more. Wall time includes waiting for other
-processes, processor time of the application does not: on a busy machine only that says anything.
+processes, processor time of the application does not: on a busy machine only that is reliable.
 
 `question` is what the page "Ask" computes for one press of its button, `ask` and `neighborhood`, without gradio. The
 limit is the one row of scores that the answers are taken from. Both are timed in turn in one process, and the median

@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--output_dir", type=Path, default=Path("runs/image_accelerate"))
     options = parser.parse_args()
 
-    # The same batches in the same order, be they shared by one process or by eight; BatchNorm sees its process's part.
+    # The same batches in the same order, whether one process or eight share them; BatchNorm sees its process's part.
     loading = DataLoaderConfiguration(split_batches=True, use_seedable_sampler=True)
     accelerator = Accelerator(dataloader_config=loading)
     set_seed(0)

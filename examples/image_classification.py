@@ -1,4 +1,4 @@
-"""Two runs of a CIFAR network: strategies shadow each run, FGE sets out from it, predictions of both are averaged.
+"""Two runs of a CIFAR network: strategies shadow each run, FGE starts from it, predictions of both are averaged.
 
     python examples/image_classification.py
     python examples/image_classification.py --dataset uoft-cs/cifar10 --image_size 32 --train_size 47500 --epochs 225
@@ -45,7 +45,7 @@ def main() -> None:
         if is_digits
         else partial(load_cifar, options.dataset, train_size=options.train_size)
     )
-    # Photographs are cropped and mirrored at random; a mirrored digit is none.
+    # Photographs are cropped and mirrored at random; a mirrored digit is not a digit.
     images = {
         name: ImageTensors(rows, size=options.image_size, augment=name == "train" and not is_digits)
         for name, rows in load().items()

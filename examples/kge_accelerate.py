@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--output_dir", type=Path, default=Path("runs/kge_accelerate"))
     options = parser.parse_args()
 
-    # The same batches in the same order, be they shared by one process or by eight.
+    # The same batches in the same order, whether one process or eight share them.
     loading = DataLoaderConfiguration(split_batches=True, use_seedable_sampler=True)
     accelerator = Accelerator(dataloader_config=loading)
     set_seed(0)

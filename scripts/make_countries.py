@@ -1,6 +1,6 @@
 """Writes aswa_hf/kge/countries.tsv: the facts behind `load_kg("countries")`, and which countries are hidden.
 
-The facts (names, borders, subregions, regions) are those of the PyPI package countryinfo, put right where they are
+The facts (names, borders, subregions, regions) are those of the PyPI package countryinfo, corrected where they are
 wrong. Of its two versions the newer one knows more countries, and only the older one divides Africa and Latin America:
 
     pip install --no-deps --target /tmp/new countryinfo==1.0.1

@@ -71,7 +71,7 @@ callback = ASWACallback(trainer, metric="accuracy", strategies=("aswa", "swa", "
 trainer.add_callback(callback)
 trainer.remove_callback(PrinterCallback)  # which prints every log line
 _ = trainer.train()""",
-        "# ## What happened\n\nGrey is the running model, blue the ensemble; below, the weight of each epoch in it.",
+        "# ## What happened\n\nGray is the running model, blue the ensemble; below, the weight of each epoch in it.",
         """from IPython.display import HTML, Image
 
 from aswa_hf.plotting import as_png, draw_trajectories

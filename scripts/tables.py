@@ -379,7 +379,7 @@ def snapshot_table() -> str:
 
 
 def weights_table(file: str = "weights") -> str:
-    """What FB15k-237 gives from other first weights, or QMult with other relations, beside ours and the paper's."""
+    """Results on FB15k-237 from other initial weights, or QMult with other relations, beside ours and the paper's."""
     theirs = json.loads((RESULTS / "differences" / f"{file}.json").read_text(encoding="utf-8"))
     dataset, model = theirs["dataset"], theirs["model"]
     (ours,) = load_results(KGE, [dataset])[dataset, model]

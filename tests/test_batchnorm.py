@@ -320,7 +320,7 @@ def train(model: Net, seed: int) -> None:
 
 
 def run_two_points(**options):
-    """INIT, then SOFT; gives the strategy, both running states, and the state the look-ahead was judged in."""
+    """INIT, then SOFT; returns the strategy, both running states, and the state the look-ahead was judged in."""
     torch.manual_seed(0)
     model, judged = Net(), []
     aswa = ASWA(model, **options)

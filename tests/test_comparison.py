@@ -10,7 +10,7 @@ OPTIONS = {"greater_is_better": True, "hard_updates": True}
 
 
 def run(model: nn.Module, names: list[str], points: int, steps: int = 1, **options) -> tuple[dict, list[float], dict]:
-    """Moves the weights by hand; gives the strategies, the first weight at each evaluation, and the last metrics."""
+    """Moves the weights by hand; returns the strategies, the first weight at each evaluation, and the last metrics."""
     strategies = build_strategies(named_factories(names), model, OPTIONS | options, total=points)
     evaluated: list[float] = []
     first = next(model.parameters())

@@ -193,7 +193,7 @@ def test_the_rule_imports_nothing():
 
 
 def train(running: list[float], lookahead: list[float], **others):
-    """ASWA with scripted scores, and `others` shadowing the same run; gives the strategies and all snapshots."""
+    """ASWA with scripted scores, and `others` shadowing the same run; returns the strategies and all snapshots."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
     aswa = ASWA(model)

@@ -271,7 +271,7 @@ def test_a_run_resumed_from_a_state_equals_one_that_was_not_interrupted(name, in
     first = build(name, copy.deepcopy(model))
     run(first, range(interrupted_after))
     state, weights = first.state_dict(), snapshot(first.model)
-    run(first, range(interrupted_after, 5))  # a state that was taken does not change when training goes on
+    run(first, range(interrupted_after, 5))  # a state that was taken does not change when training continues
 
     resumed = build(name, network())
     resumed.model.load_state_dict(weights)

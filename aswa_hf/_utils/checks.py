@@ -10,7 +10,12 @@ from aswa_hf._utils.names import did_you_mean
 
 def is_whole_number(value: Any, least: int = 1) -> bool:
     """Whether the value is an int of at least `least`; True and False are not."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+    return is_number(value) and isinstance(value, int) and value >= least
+
+
+def is_number(value: Any) -> bool:
+    """Whether the value is an int or a float, also NaN and infinity; True and False are not."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def check_whole_number(name: str, value: Any, least: int = 1, *, optional: bool = False) -> None:

@@ -133,13 +133,13 @@ def _checked(strategy: str, decay: float, batchnorm: str | None, evaluate: Any) 
 
 
 def _check_configs(found: Sequence[Checkpoint]) -> None:
-    """Raises ValueError if some checkpoints have a config and others do not, so that they cannot be loaded alike."""
+    """Raises ValueError if some checkpoints have a config and others do not."""
     for name in (CONFIG, ADAPTER_CONFIG):
         having = [one for one in found if one.folder is not None and (one.folder / name).is_file()]
         if without := next((one for one in found if having and one not in having), None):
             place = without.folder or without.files[0]
             raise ValueError(
-                f"{place} has no {name}, but {having[0].folder} has one: they cannot be loaded alike. If they are of "
+                f"{place} has no {name}, but {having[0].folder} has one. If they are of "
                 f"one model, copy {name} beside the weights that lack it."
             )
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from aswa_hf import policy
-from aswa_hf._utils.checks import check_choice, check_whole_number
+from aswa_hf._utils.checks import check_choice, check_whole_number, is_number
 from aswa_hf._utils.names import did_you_mean
 from aswa_hf.checkpoints.evaluation import Evaluator, statistics_of
 from aswa_hf.checkpoints.sources import companions
@@ -48,7 +48,7 @@ def checked_options(strategy: str, given: Mapping[str, Any]) -> dict[str, Any]:
         if name in options:
             check_whole_number(name, options[name])
     ratio = options.get("tolerance_ratio", 0)
-    if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not 0 <= ratio < math.inf:
+    if not is_number(ratio) or not 0 <= ratio < math.inf:
         raise ValueError(f"tolerance_ratio must be a number of at least 0, got {ratio!r}.")
     if "schedule" in options:
         check_choice("schedule", options["schedule"], SCHEDULES)

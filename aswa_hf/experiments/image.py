@@ -38,7 +38,7 @@ from aswa_hf.experiments.settings import ImageRun
 from aswa_hf.run_folder import SETTINGS, epochs_done, newest_checkpoint
 from aswa_hf.strategies import SWA
 from aswa_hf.trainer import ASWACallback
-from aswa_hf.trainer.hub import image_example
+from aswa_hf.trainer.hub import image_example, try_example
 from aswa_hf.vision import ImageTensors, load_cifar, load_digits
 from aswa_hf.vision.classifier import TimmForImageClassification, check_timm_name, timm_classifier
 from aswa_hf.vision.data import check_ratio, hold_out
@@ -112,7 +112,7 @@ def _train(run: ImageRun, folder: Path, resume: bool, callbacks: Sequence[Traine
         return {name: found[f"{split}_{name}"] for name in ("accuracy", "loss")}
 
     results, seconds = train_and_evaluate(trainer, callback, checkpoint, evaluate, console)
-    example = image_example(model, images["test"], "test")
+    example = try_example(image_example, model, images["test"], "test")
     if run.fge:
         start = time.perf_counter()
         options |= {"precision": run.precision, "num_train_epochs": recipe.fge_epochs, "eval_strategy": "no"}

@@ -28,7 +28,7 @@ from aswa_hf.kge import KGEModel, KGETrainer, KnowledgeGraph, evaluate_link_pred
 from aswa_hf.kge.optimizers import optimizer_of
 from aswa_hf.run_folder import STATE_FOLDER
 from aswa_hf.trainer import ASWACallback
-from aswa_hf.trainer.hub import link_example
+from aswa_hf.trainer.hub import link_example, try_example
 
 # The settings of a run that are options of its model under the same name.
 MODEL_SETTINGS = (
@@ -99,7 +99,7 @@ def _train(run: KGERun, folder: Path, resume: bool, callbacks: Sequence[TrainerC
     if is_main_process() or is_sharded(model):
         # Checkpoints may be deleted; `evaluate` reads the strategies from here.
         save_state(folder / STATE_FOLDER, callback.strategies)
-    about = {"dim": run.dim, "triples": sizes, "example": link_example(model, kg)}
+    about = {"dim": run.dim, "triples": sizes, "example": try_example(link_example, model, kg)}
     # Beside the others, whose sum is the duration of the run.
     about |= {"cpu_seconds": seconds.pop("cpu"), "resumed": checkpoint is not None}
     content = write_results(folder, callback, results, seconds, **run.describe(folder), **about)

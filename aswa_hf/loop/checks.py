@@ -18,7 +18,7 @@ from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from aswa_hf._utils.checks import check_whole_number
+from aswa_hf._utils.checks import check_whole_number, is_number
 from aswa_hf._utils.sharding import row_sharded
 from aswa_hf._utils.zero import module_of, refuse_unsupported_settings
 
@@ -104,7 +104,7 @@ def check_arguments(
         check_whole_number(name, count)
     for name, count in optional_counts.items():
         check_whole_number(name, count, optional=True)
-    if max_grad_norm is not None and not (isinstance(max_grad_norm, (int, float)) and max_grad_norm > 0):
+    if max_grad_norm is not None and not (is_number(max_grad_norm) and max_grad_norm > 0):
         raise ValueError(f"max_grad_norm must be a positive number, or None for no clipping, got {max_grad_norm!r}.")
 
 

@@ -10,6 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from aswa_hf._utils.checks import is_number
 from aswa_hf._utils.files import nearest_path, read_json
 from aswa_hf.run_folder import RESULTS, SETTINGS, TRAJECTORY, check_unchanged, checkpoints
 from aswa_hf.trajectory import FORMAT, Trajectory, decode_numbers, load_trajectories
@@ -172,7 +173,7 @@ def _splits(path: Path, name: str, result: Any) -> dict[str, dict[str, float]]:
         raise ValueError(f"{path}: strategy {name!r} has no metrics of a split, such as 'test'. Got {result!r}.")
     for split, values in splits.items():
         for metric, value in values.items():
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
+            if not is_number(value):
                 raise ValueError(f"{path}: {name} {split} {metric} must be a number, got {value!r}.")
     return splits
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from aswa_hf import policy
-from aswa_hf._utils.checks import check_whole_number
+from aswa_hf._utils.checks import check_whole_number, is_number, is_whole_number
 from aswa_hf._utils.defaults import BN_BATCHES
 from aswa_hf._utils.distributed import agree
 from aswa_hf._utils.random_state import preserved_rng
@@ -382,9 +382,9 @@ def _check_value(state: Mapping[str, Any], key: str, ours: Any) -> None:
         return
     value = state[key]
     if key == "score":
-        fits = value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
+        fits = value is None or is_number(value)
     elif isinstance(ours, int) and not isinstance(ours, bool):
-        fits = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        fits = is_whole_number(value, 0)
     elif key == "parts":
         fits = isinstance(value, list) and all(isinstance(name, str) for name in value)
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent import futures
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -75,7 +75,7 @@ def _description(
         "epochs": int(epochs) if epochs.is_integer() else epochs,
         "triples": {split: len(kg[split]) for split in kg} if kg is not None else None,
         # A sharded model only runs on all processes together.
-        "example": None if is_sharded(model) else _example(trainer, base, kg),
+        "example": None if is_sharded(model) else try_example(_example, trainer, base, kg),
         "seconds": {"train": logged[-1]} if logged else None,
         "processes": args.world_size,
     }
@@ -136,17 +136,26 @@ def _dataset_name(trainer: Trainer) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _example(trainer: Trainer, model: Any, kg: Any) -> dict[str, str] | None:
-    """Returns a prediction of the weights now in the model, if it is a link predictor or image classifier of ours."""
-    images = trainer.eval_dataset
+def try_example(make: Callable[..., dict[str, str] | None], *args: Any) -> dict[str, str] | None:
+    """Returns the example that a function makes for a card; a failure is a warning, since training has ended."""
     try:
-        if kg is not None and len(kg["test"]):
-            # There is no example for weights that have diverged.
-            return link_example(model, kg) if all(weight.isfinite().all() for weight in model.parameters()) else None
-        if hasattr(images, "class_names") and hasattr(images, "labels"):
-            return image_example(model, images, "validation")
-    except Exception as error:  # other models and datasets may use these names for something else
+        return make(*args)
+    except Exception as error:
         logger.warning(f"The card will show no example: {type(error).__name__}: {error}")
+        return None
+
+
+def _example(trainer: Trainer, model: Any, kg: Any) -> dict[str, str] | None:
+    """Returns a prediction of the weights now in the model, if it is a link predictor or image classifier of ours.
+
+    May fail: other models and datasets may use these names for something else.
+    """
+    images = trainer.eval_dataset
+    if kg is not None and len(kg["test"]):
+        # There is no example for weights that have diverged.
+        return link_example(model, kg) if all(weight.isfinite().all() for weight in model.parameters()) else None
+    if hasattr(images, "class_names") and hasattr(images, "labels"):
+        return image_example(model, images, "validation")
     return None
 
 

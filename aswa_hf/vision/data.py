@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from datasets import Array2D, ClassLabel, Dataset, DatasetDict, Features, Image
 
+from aswa_hf._utils.checks import is_number
 from aswa_hf._utils.files import nearest_path, refuse_mistyped
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.hub_requests import bounded_requests, reason_of_download
@@ -79,7 +80,7 @@ def load_cifar(
 
 def check_ratio(val_ratio: float) -> None:
     """Raises ValueError if the ratio is not between 0 and 1."""
-    if isinstance(val_ratio, bool) or not isinstance(val_ratio, float | int) or not 0 < val_ratio < 1:
+    if not is_number(val_ratio) or not 0 < val_ratio < 1:
         raise ValueError(f"val_ratio is {val_ratio!r}. Expected the share of validation images, between 0 and 1.")
 
 

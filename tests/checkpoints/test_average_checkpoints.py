@@ -378,7 +378,7 @@ def damaged(kind, path):
     elif kind == "longer":
         path.write_bytes(content + b"1234")
     elif kind == "text":
-        path.write_text("these are no weights at all, but a text of some length")
+        path.write_text("these are not weights at all, but a text of some length")
     else:
         state = load_file(path)
         state |= {

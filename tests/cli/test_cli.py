@@ -307,7 +307,7 @@ def test_an_image_classifier_is_trained_tested_with_every_strategy_and_loaded_by
         saved = results["strategies"][results["applied"]]
         assert_accuracy(saved["test"]["accuracy"], alone.predict(loader), test.labels)
 
-    # A finished run that is taken up again has nothing left to do, and finds the same.
+    # A finished run that is resumed has nothing left to do, and returns the same.
     status, _, errors = run_here(*command, "--epochs", "5", "--resume")
     assert status == 0, errors
     assert json.loads((folder / "results.json").read_text())["strategies"] == results["strategies"]

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("error::UserWarning")
 
 
 def facts() -> tuple[set, dict[str, str], dict[str, str], dict[str, set[str]], dict[str, str]]:
-    """The raw facts of countries.tsv, read here anew."""
+    """The raw facts of countries.tsv, read here without the package."""
     lines = (Path(aswa_hf.kge.__file__).parent / "countries.tsv").read_text(encoding="ascii").split("\n")
     rows = [line.split("\t") for line in lines[1:-1]]
     assert lines[0].split("\t") == ["country", "subregion", "region", "split", "neighbors"]

@@ -1,4 +1,4 @@
-"""Two processes in the loop: one decision, one ensemble; what befalls one of them befalls the run, which goes on."""
+"""Two processes in the loop: one decision, one ensemble; what stops one of them stops the run, which then resumes."""
 
 import signal
 from pathlib import Path

@@ -31,7 +31,7 @@ def result(aswa, last, *, dataset="UMLS", model="keci", seed=0, metric="mrr", ta
 
 @pytest.fixture
 def save(tmp_path):
-    """Writes results under a name and gives the path."""
+    """Writes results under a name and returns the path."""
 
     def write(name, content):
         path = tmp_path / f"{name}.json"

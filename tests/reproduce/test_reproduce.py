@@ -180,7 +180,7 @@ def test_cells_hold_our_mean_and_deviation_and_the_difference_from_the_paper(tmp
         "difference": pytest.approx(0.044),
     }
     assert found["FB15k-237", "swa-all"]["mrr"]["difference"] == pytest.approx(0.15 - 0.143)
-    # A score that is no number is no part of a mean.
+    # A score that is not a number is left out of the mean.
     assert found["FB15k-237", "last"]["mrr"]["runs"] == 1
     assert found["FB15k-237", "best"]["mrr"] == dict.fromkeys(cell) | {"runs": 0}
     assert found["FB15k-237", "aswa"]["hits@10"]["ours"] is None

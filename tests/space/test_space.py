@@ -504,7 +504,7 @@ def test_only_one_module_imports_gradio():
     assert users == ["app.py"]
 
 
-@pytest.mark.filterwarnings("ignore:Found missing adapter keys")  # peft goes on, and we do not
+@pytest.mark.filterwarnings("ignore:Found missing adapter keys")  # peft continues, and we do not
 @pytest.mark.parametrize("damage", ["missing", "not finite", "pickled"])
 def test_weights_that_are_missing_or_not_finite_are_refused_by_name(damage, tmp_path):
     image, text = image_run(tmp_path / "image"), adapter_run(tmp_path / "text")

@@ -16,7 +16,7 @@ from transformers import Trainer
 from transformers.utils import PushInProgress
 
 from aswa_hf import ASWA
-from aswa_hf.hub import HubError
+from aswa_hf.hub import HubError, write_repository
 from aswa_hf.trainer.hub import _task
 from aswa_hf.trajectory import load_trajectories
 
@@ -331,6 +331,23 @@ def test_an_example_that_fails_is_left_out_with_a_warning(model, data, reason, h
     assert warning == f"The card will show no example: {reason}"
     assert "example" not in json.loads(files(hub)["aswa_trajectory.json"])["run"]
     assert f"| **ASWA** | **{callback.strategies['aswa'].score:.4f}** |" in files(hub)["README.md"].decode()
+
+
+def test_a_run_of_the_command_line_is_finished_without_an_example_if_that_fails(tmp_path, monkeypatch, caplog):
+    from aswa_hf import KGERun, train_kge
+    from aswa_hf.kge import LinkPredictor
+
+    def fails(*args, **options):
+        raise ValueError("the scores overflow")
+
+    monkeypatch.setattr(LinkPredictor, "predict", fails)
+    logging.getLogger("aswa_hf").propagate = True
+    run = KGERun(dataset="countries", model="distmult", dim=4, epochs=1, strategies=("aswa", "last"))
+    finished = train_kge(run, tmp_path / "run")
+    assert "The card will show no example: ValueError: the scores overflow" in caplog.messages
+    assert finished.results["example"] is None
+    card = write_repository(tmp_path / "run", tmp_path / "repository", "user/model") / "README.md"
+    assert "predictor = LinkPredictor.from_pretrained" in card.read_text()
 
 
 def test_a_run_that_cannot_be_described_ends_with_its_ensemble_and_a_history(tmp_path, caplog):

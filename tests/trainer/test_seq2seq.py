@@ -47,7 +47,7 @@ def test_a_metric_of_generated_text_decides(tmp_path):
     trainer.add_callback(callback := ASWACallback(trainer, metric="first_word"))
     trainer.train()
     aswa = callback.strategies["aswa"]
-    # One example tells that the metric exists; then the running model and the look-aheads are evaluated.
+    # One example shows that the metric exists; then the running model and the look-aheads are evaluated.
     assert [examples for examples, _ in generated] == [1] + (3 + 2) * [16]
     logged = [entry["eval_first_word"] for entry in trainer.state.log_history if "eval_first_word" in entry]
     assert [record.running_score for record in aswa.trajectory] == logged

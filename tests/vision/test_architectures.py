@@ -183,7 +183,7 @@ def test_the_classifier_can_be_replaced_and_removed(name):
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_grey_and_larger_images_work(name):
+def test_gray_and_larger_images_work(name):
     assert timm.create_model(name, in_chans=1)(images(channels=1)).shape == (2, 10)
     assert timm.create_model(name)(images(size=64)).shape == (2, 10)
 

@@ -306,7 +306,7 @@ def test_images_are_held_as_the_bytes_they_have():
     assert np.array_equal(found.pixels.numpy(), expected)
 
 
-def test_grey_images_have_one_channel_unless_there_are_colored_ones():
+def test_gray_images_have_one_channel_unless_there_are_colored_ones():
     gray, colored = picture(1, mode="L"), picture(2)
     assert ImageTensors(dataset_of(gray, gray)).pixels.shape == (2, 1, 8, 8)
     for order in ((gray, colored), (colored, gray)):

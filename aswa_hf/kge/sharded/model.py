@@ -42,7 +42,7 @@ _SAME_BATCHES = (
 
 
 class ShardedKGE(KGEModel):
-    """What a link predictor does differently if its entities are sharded; all processes must call its methods alike.
+    """What a link predictor does differently if its entities are sharded; all processes must make the same calls.
 
     A sharded model is an instance of this class and of its scorer's.
     """
