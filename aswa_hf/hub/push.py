@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,17 +94,13 @@ def push_to_hub(
     run = Path(run_or_model)
     check_repo_id(repo_id)
     check_run(run)
-    token = token or get_token()
-    if not token:
-        raise HubError("There is no token to push with. Log in with `hf auth login`, or set HF_TOKEN.")
+    token = push_token(token)
     checkpoint = last_checkpoint(run) if running else None
     with tempfile.TemporaryDirectory() as temporary, bounded_requests(timeout):
         folder = write_repository(run, Path(temporary) / "repository", repo_id, **card)
         branch = Branch(HfApi(endpoint=endpoint, token=token), repo_id, revision or MAIN_BRANCH)
         with pushing("create the repository", repo_id, token) as step:
-            url = step.attempt(lambda: str(branch.api.create_repo(repo_id, private=private, exist_ok=True)))
-            if private and not step.attempt(lambda: branch.api.model_info(repo_id)).private:
-                raise ValueError("it already exists and is public: change that in its settings, or push to another")
+            url = branch.create_repository(step, private)
         if tag is not None:
             with pushing(f"create the tag {tag}", repo_id, token) as step:
                 step.attempt(lambda: _check_tag(branch, tag, folder))
@@ -125,6 +122,14 @@ def push_to_hub(
     return url
 
 
+def push_token(token: str | None) -> str:
+    """Returns the given token or that of the login; raises HubError if there is neither."""
+    found = token or get_token()
+    if not found:
+        raise HubError("There is no token to push with. Log in with `hf auth login`, or set HF_TOKEN.")
+    return found
+
+
 @dataclass(frozen=True)
 class Branch:
     """A branch of a repository on the Hub, which takes the files of a folder in one commit.
@@ -137,6 +142,15 @@ class Branch:
     name: str
     repo_type: str = "model"
     replaced: tuple[str, ...] = REPLACED
+
+    def create_repository(self, step: Step, private: bool | None, **options: Any) -> str:
+        """Creates the repository unless it exists, and returns its URL; refuses a public one if `private`."""
+        name, kind = self.repo_id, self.repo_type
+        create = partial(self.api.create_repo, name, repo_type=kind, private=private, exist_ok=True, **options)
+        url = str(step.attempt(create))
+        if private and not step.attempt(lambda: self.api.repo_info(name, repo_type=kind)).private:
+            raise ValueError("it already exists and is public: change that in its settings, or push to another")
+        return url
 
     def commit(self, folder: Path, message: str, step: Step) -> str:
         """Commits these files, unless the branch already has them, and returns its last commit."""

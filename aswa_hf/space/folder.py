@@ -9,12 +9,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, get_token
+from huggingface_hub import HfApi
 
 from aswa_hf._utils.files import make_folder, read_object, write_json, write_text
-from aswa_hf.hub.push import MAIN_BRANCH, Branch, pushing
+from aswa_hf.hub.push import MAIN_BRANCH, Branch, push_token, pushing
 from aswa_hf.hub.repository import SHIPPED, check_repo_id, complete_history
-from aswa_hf.hub_requests import TIMEOUT, HubError, bounded_requests
+from aswa_hf.hub_requests import TIMEOUT, bounded_requests
 from aswa_hf.run_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CARD, CONFIG, RESULTS, TRAJECTORY
 from aswa_hf.space.source import EXAMPLES, GRAPH, IMAGES, LINKS, TEXT, Source, open_source
 
@@ -100,22 +100,12 @@ def push_space(
     A Space that exists is replaced: files of an earlier version of the package or of another run are removed.
     """
     check_repo_id(repo_id)
-    token = token or get_token()
-    if not token:
-        raise HubError("There is no token to push with. Log in with `hf auth login`, or set HF_TOKEN.")
+    token = push_token(token)
     with tempfile.TemporaryDirectory() as temporary, bounded_requests(timeout):
         folder = write_space(run, Path(temporary) / "space", repo_id)
         branch = Branch(HfApi(endpoint=endpoint, token=token), repo_id, MAIN_BRANCH, "space", REPLACED)
         with pushing("create the Space", repo_id, token) as step:
-            url = step.attempt(
-                lambda: str(
-                    branch.api.create_repo(
-                        repo_id, repo_type="space", space_sdk="gradio", private=private, exist_ok=True
-                    )
-                )
-            )
-            if private and not step.attempt(lambda: branch.api.space_info(repo_id)).private:
-                raise ValueError("it already exists and is public: change that in its settings, or push to another")
+            url = branch.create_repository(step, private, space_sdk="gradio")
         with pushing("upload the files and commit them", repo_id, token) as step:
             branch.commit(folder, "Add the application of a run", step)
     return url
