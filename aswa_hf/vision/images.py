@@ -19,7 +19,7 @@ from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.vision.architectures import CIFAR10_MEAN, CIFAR10_STD
 
 CIFAR100_MEAN, CIFAR100_STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
-GRAY_MODES, COLOUR_MODES = {"1", "L", "LA"}, {"P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "LAB"}
+GRAY_MODES, COLOR_MODES = {"1", "L", "LA"}, {"P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "LAB"}
 CHUNK = 1000
 LARGE = 4 * 2**30
 
@@ -166,7 +166,7 @@ def _open(content: Any) -> PIL.Image.Image:
         if content.dtype.kind not in "iu" or content.min() < 0 or content.max() > 255:
             raise ValueError(f"its values are not whole numbers from 0 to 255 ({content.dtype})")
         image = PIL.Image.fromarray(content.astype(np.uint8).squeeze())
-    if image.mode not in GRAY_MODES | COLOUR_MODES:
+    if image.mode not in GRAY_MODES | COLOR_MODES:
         raise ValueError(f"its pixels are not bytes (mode {image.mode})")
     return image.convert("L" if image.mode in GRAY_MODES else "RGB")
 
