@@ -227,11 +227,11 @@ def order_callbacks(trainer: Trainer, callback: TrainerCallback) -> None:
 def metrics_of(
     returned: Mapping[str, Any], logged: Mapping[str, Any], score: Score, dataset: str | None = None
 ) -> dict[str, Any]:
-    """The metrics of an evaluation: what it returned, and what only its log has.
+    """Returns the metrics of an evaluation: those it returned, and those it only logged.
 
-    A trainer may report None where no example of the evaluation has a value, as GRPO does for a reward. What the score
-    uses is then not a number; of a function, it is unknown what it uses. What a trainer adds has no name of a
-    `dataset`, as TRL's metrics of several evaluation datasets: here it has.
+    A trainer may report None where no example of the evaluation has a value, as GRPO does for a reward. If the score
+    uses such a metric, or is a function, the metric is NaN here. Metrics that a trainer logs without the name of the
+    `dataset`, as TRL does with several evaluation datasets, get that name here.
     """
     numbers = {key: value for key, value in logged.items() if value is None or isinstance(value, (int, float))}
     found = {key: value for key, value in numbers.items() if key.startswith("eval_")} | dict(returned)
