@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import re
 import socket
 import threading
@@ -45,6 +46,12 @@ class UnreachableError(NoAnswerError):
     """
 
 
+def check_timeout(timeout: float) -> None:
+    """Raises ValueError for a timeout that would never be reached, or at once."""
+    if not 0 < timeout < math.inf:
+        raise ValueError(f"timeout must be a number of seconds above 0, got {timeout:g}.")
+
+
 @contextmanager
 def bounded_requests(timeout: float = TIMEOUT, *, longest_wait: float = LONGEST_WAIT) -> Iterator[list[NoAnswerError]]:
     """Inside the block, every request of huggingface_hub ends after `timeout` seconds without an answer.
@@ -52,8 +59,7 @@ def bounded_requests(timeout: float = TIMEOUT, *, longest_wait: float = LONGEST_
     A request fails if the server asks to wait for more than `longest_wait` seconds in total. The client stays the
     same, and so do its own timeouts and those of single requests. Yields the list of requests that had no answer.
     """
-    if timeout <= 0:
-        raise ValueError(f"The timeout must be above 0 seconds, got {timeout:g}.")
+    check_timeout(timeout)
 
     def limit(request: Any) -> None:
         limits = request.extensions.get("timeout") or {}

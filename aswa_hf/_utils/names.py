@@ -12,7 +12,10 @@ from typing import Any
 def did_you_mean(name: Any, known: Iterable[str]) -> str:
     """Returns a question with the known name that is nearest to an unknown one; an empty string if none is near."""
     nearest = difflib.get_close_matches(str(name), list(known), n=5)
-    nearest.sort(key=lambda other: sorted(other) != sorted(str(name)))  # letters in another order are a typing error
+    typed = str(name)
+    swapped = {typed[:at] + typed[at + 1] + typed[at] + typed[at + 2 :] for at in range(len(typed) - 1)}
+    # Two letters in the other order are a typing error, and the beginning of a name stands for it.
+    nearest.sort(key=lambda other: (other not in swapped, not other.startswith(typed)))
     return f"Did you mean {nearest[0]!r}? " if nearest else ""
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from aswa_hf._utils.tensors import DTYPES, read_header
+
 
 def load_strictly(model_class: Any, folder: str | Path, *, unexpected: bool = False) -> Any:
     """Loads a model from safetensors; raises ValueError if a tensor is missing, has a wrong shape or is not finite.
@@ -25,6 +27,7 @@ def load_strictly(model_class: Any, folder: str | Path, *, unexpected: bool = Fa
             problem = "has a different shape" if what == "mismatched" else f"is {what}"
             raise ValueError(f"{folder} does not hold the weights of {type(model).__name__}: {names[0]!r} {problem}.")
     check_finite(model, folder)
+    check_fractions(model, folder)
     return model
 
 
@@ -33,3 +36,15 @@ def check_finite(model: Any, folder: str | Path) -> None:
     for name, tensor in model.state_dict().items():  # buffers that are not saved may be infinite on purpose
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise ValueError(f"The weights in {folder} are not finite numbers: {name!r} has NaN or infinity.")
+
+
+def check_fractions(model: Any, folder: str | Path) -> None:
+    """Raises ValueError if a file in a folder has whole numbers for weights that are fractions, such as zeros."""
+    expected = {name.removeprefix("timm_model."): tensor for name, tensor in model.state_dict().items()}
+    for file in sorted(Path(folder).glob("*.safetensors")):
+        for name, entry in read_header(file)[0].items():
+            tensor, dtype = expected.get(name.removeprefix("timm_model.")), DTYPES.get(entry.dtype)
+            if tensor is not None and dtype is not None and tensor.is_floating_point() > dtype.is_floating_point:
+                raise ValueError(
+                    f"The weights in {folder} are whole numbers of type {dtype}: {name!r} needs fractions."
+                )

@@ -100,6 +100,8 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], where: str | P
             problem = f"has the shape {tuple(tensors[name].shape)}, expected {tuple(expected[name].shape)}"
         elif tensors[name].is_floating_point() and not tensors[name].isfinite().all():
             problem = "has NaN or infinite numbers"
+        elif expected[name].is_floating_point() > tensors[name].is_floating_point():
+            problem = f"has whole numbers of type {tensors[name].dtype}"
         else:
             continue
         raise ValueError(f"{where} does not hold the weights of this {type(model).__name__}: {name!r} {problem}.")

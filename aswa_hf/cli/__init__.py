@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -10,12 +11,12 @@ from importlib import metadata
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from aswa_hf._utils.process_group import closing_process_group
 from aswa_hf.cli.average import average
 from aswa_hf.cli.demo import demo
 from aswa_hf.cli.evaluate import evaluate
+from aswa_hf.cli.options import Command, Group
 from aswa_hf.cli.predict import predict
 from aswa_hf.cli.push import push
 from aswa_hf.cli.query import query
@@ -31,7 +32,7 @@ OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "not enough memory", 
 UNWRITABLE = ("PytorchStreamWriter failed", "file write failed", "No space left on device")
 
 
-class _InOrder(TyperGroup):
+class _InOrder(Group):
     """Lists commands in the order of work; typer puts those with subcommands last."""
 
     def list_commands(self, context: Any) -> list[str]:
@@ -66,17 +67,17 @@ def _options(
     """Better weights from the training run you already do: Adaptive Stochastic Weight Averaging."""
 
 
-app.command()(demo)
+app.command(cls=Command)(demo)
 app.add_typer(train, name="train")
-app.command()(evaluate)
-app.command()(predict)
-app.command()(query)
-app.command()(average)
-app.command()(push)
-app.command()(report)
-app.command()(reproduce)
-app.command()(serve)
-app.command()(space)
+app.command(cls=Command)(evaluate)
+app.command(cls=Command)(predict)
+app.command(cls=Command)(query)
+app.command(cls=Command)(average)
+app.command(cls=Command)(push)
+app.command(cls=Command)(report)
+app.command(cls=Command)(reproduce)
+app.command(cls=Command)(serve)
+app.command(cls=Command)(space)
 
 
 def main() -> None:
@@ -87,6 +88,9 @@ def main() -> None:
     # The library's own bars for every file it reads or writes; a run has its own bar, an upload does not.
     if arguments[:1] not in (["push"], ["space"]) or not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    if DEBUG not in sys.argv:
+        # Its report on the tensors of a file comes before our one line, and says that random weights were taken.
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     warnings.showwarning = _show_warning
     try:
         with closing_process_group():
@@ -125,6 +129,7 @@ def _show_usage(error: Any) -> None:
         return  # printed when the error was made
     hint = f" See {context.command_path} --help." if context else ""
     message = " ".join(error.format_message().split())
+    message = re.sub(r" \(Possible options: ([^,)]+).*\)$", r". Did you mean \1?", message)
     sys.stderr.write(f"aswa-hf: {message}{'' if message[-1:] in '.?)' else '.'}{hint}\n")
 
 

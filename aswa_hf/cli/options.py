@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from aswa_hf.experiments.settings import Setting, SettingError, TrainingRun
 
@@ -21,6 +22,28 @@ AsJson = Annotated[
 ]
 # The placeholders of values in help texts; a switch has none.
 METAVARS = {int: "N", float: "X", str: "NAME", tuple: "NAMES", bool: ""}
+
+
+class _OneStyle:
+    """Help in which a value is named in capitals, and in no other way; typer adds <str>, <bool> and {braces}."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for one in found:
+            if one.param_type_name == "argument":
+                one.display_type_rich = lambda **_: None
+                one.get_usage_pieces = lambda *_, name=f"{one.metavar}{'...' if one.nargs != 1 else ''}": [name]
+            elif one.is_flag and one.metavar is None:
+                one.metavar = ""
+        return found
+
+
+class Command(_OneStyle, TyperCommand):
+    """A command of `aswa-hf`."""
+
+
+class Group(_OneStyle, TyperGroup):
+    """Commands of `aswa-hf`."""
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from aswa_hf.cli.options import AsJson, loading, uploading, without_bars_of_reading
+from aswa_hf.cli.options import AsJson, loading, named_as_flags, uploading, without_bars_of_reading
 
 
 def push(
@@ -48,7 +48,9 @@ def push(
     """
     with loading(str(run_dir)):
         from aswa_hf.hub import push_to_hub, write_repository
+        from aswa_hf.hub.repository import check_tag_name
 
+    check_tag_name(tag)
     if dry_run is not None:
         without_bars_of_reading()
         with loading(str(run_dir)):
@@ -57,7 +59,7 @@ def push(
         found = json.dumps({"folder": str(folder), "files": files})
         typer.echo(found if as_json else f"Written to {folder}, nothing pushed: {', '.join(files)}")
         return
-    with uploading(repo):
+    with uploading(repo), named_as_flags("timeout"):
         url = push_to_hub(
             run_dir, repo, private=private, tag=tag, running=running, timeout=timeout, license=license_, notes=notes
         )

@@ -11,11 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
-from aswa_hf.cli.options import AsJson, from_settings, loading
+from aswa_hf.cli.options import AsJson, Command, Group, from_settings, loading
 from aswa_hf.experiments.settings import ImageRun, KGERun
 
 train = typer.Typer(
-    help="Train a model and compare several averaging strategies in the same run.", no_args_is_help=True
+    cls=Group, help="Train a model and compare several averaging strategies in the same run.", no_args_is_help=True
 )
 
 OutputDir = Annotated[Path, typer.Option(metavar="PATH", help="Folder for weights, checkpoints and results.")]
@@ -64,7 +64,7 @@ ListRecipes = Annotated[
 ]
 
 
-@train.command()
+@train.command(cls=Command)
 @from_settings(KGERun, recipe=_of_recipe)
 def kge(
     run: KGERun,
@@ -85,7 +85,7 @@ def kge(
     _run(lambda: train_kge(run, output_dir, resume=resume), output_dir, as_json)
 
 
-@train.command()
+@train.command(cls=Command)
 @from_settings(ImageRun)
 def image(run: ImageRun, output_dir: OutputDir, resume: Resume = False, as_json: AsJson = False) -> None:
     """Train a timm model on images and test it with each strategy's weights.

@@ -20,11 +20,12 @@ from aswa_hf.hub.repository import (
     WEIGHT_FILES,
     check_repo_id,
     check_run,
+    check_tag_name,
     last_checkpoint,
     save_run,
     write_repository,
 )
-from aswa_hf.hub_requests import TIMEOUT, HubError, Step, bounded_requests, is_transient, status_of
+from aswa_hf.hub_requests import TIMEOUT, HubError, Step, bounded_requests, check_timeout, is_transient, status_of
 from aswa_hf.run_folder import ADAPTER_CONFIG, CARD
 from aswa_hf.strategies import Strategy
 
@@ -93,6 +94,8 @@ def push_to_hub(
             return push_to_hub(folder, repo_id, private=private, token=token, **options, **card)
     run = Path(run_or_model)
     check_repo_id(repo_id)
+    check_timeout(timeout)
+    check_tag_name(tag)
     check_run(run)
     token = push_token(token)
     checkpoint = last_checkpoint(run) if running else None

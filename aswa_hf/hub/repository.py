@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,9 +13,10 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # exported, but not in __all__
 
+from aswa_hf._utils.commits import damage
 from aswa_hf._utils.files import make_folder, nearest_path, read_object, refuse_mistyped, write_json, write_text
 from aswa_hf._utils.paths import check_inside
-from aswa_hf._utils.pretrained import load_strictly
+from aswa_hf._utils.pretrained import check_fractions, load_strictly
 from aswa_hf._utils.random_state import preserved_rng
 from aswa_hf._utils.tensors import open_tensors, read_header
 from aswa_hf.batchnorm import Recalibration, has_batchnorm
@@ -35,12 +37,14 @@ from aswa_hf.run_folder import (
     WEIGHTS_INDEX,
     check_unchanged,
     checkpoints,
+    commit_marker,
     read_config,
     write_trajectory,
 )
 from aswa_hf.strategies import Strategy
 from aswa_hf.trajectory import Trajectory, load_trajectories
 
+REFUSED_IN_TAGS = re.compile(r"[\s~^:?*\[\\\x00-\x1f\x7f]|\.\.|//|/\.|@\{|^[-/.]|[/.]$|\.lock$")  # by Git
 WHOLE_WEIGHTS = (WEIGHTS, WEIGHTS_INDEX, ADAPTER_WEIGHTS)
 WEIGHT_FILES = (*WHOLE_WEIGHTS, "model-*.safetensors")
 # Besides the weights: configuration and its code, vocabulary, preprocessing. Nothing pickled, no checkpoints, no logs.
@@ -223,6 +227,12 @@ def check_repo_id(repo_id: str) -> None:
         )
 
 
+def check_tag_name(tag: str | None) -> None:
+    """Raises ValueError for a tag that Git would refuse, after the files have been committed."""
+    if tag is not None and (tag in ("", "@") or REFUSED_IN_TAGS.search(tag)):
+        raise ValueError(f"{tag!r} is not the name of a tag. Expected a name without spaces, such as v1.0.")
+
+
 def check_run(run: Path) -> None:
     """Raises ValueError if a folder is not a finished run, before anything is copied or sent."""
     if not run.is_dir():
@@ -261,18 +271,9 @@ def _check_weights(run: Path, config: Mapping[str, Any]) -> None:
     if config.get("model_type") == "kge":
         from aswa_hf.kge import KGEModel
 
-        KGEModel.from_pretrained(run)  # raises for both
+        check_fractions(KGEModel.from_pretrained(run), run)  # raises for both
         return
-    shapes = {}
-    for file in _weight_files(run):
-        with open_tensors(file) as tensors:
-            for name in tensors.keys():  # noqa: SIM118
-                tensor = tensors.get_tensor(name)
-                shapes[name] = tuple(tensor.shape)
-                if tensor.is_floating_point() and not tensor.isfinite().all():
-                    raise ValueError(
-                        f"{file} has NaN or infinite numbers in {name!r}. Train with a smaller learning rate."
-                    )
+    shapes = _finite_shapes(run)
     if (model_class := _transformers_class(run, config)) is not None:
         load_strictly(model_class, run)
     if isinstance(config.get("architecture"), str):
@@ -286,6 +287,27 @@ def _check_weights(run: Path, config: Mapping[str, Any]) -> None:
                 )
 
 
+def _finite_shapes(folder: Path) -> dict[str, str]:
+    """Returns the shapes of the tensors of a model by name; raises ValueError for numbers that are not finite."""
+    shapes = {}
+    for file in _weight_files(folder):
+        with open_tensors(file) as tensors:
+            for name in tensors.keys():  # noqa: SIM118
+                tensor = tensors.get_tensor(name)
+                shapes[name] = _shape(tensor)
+                if tensor.is_floating_point() and not tensor.isfinite().all():
+                    raise ValueError(
+                        f"{file} has NaN or infinite numbers in {name!r}. Train with a smaller learning rate."
+                    )
+    return shapes
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    """Returns the shape of a tensor, for whole numbers with their type."""
+    shape = str(tuple(tensor.shape))
+    return shape if tensor.is_floating_point() else f"{tensor.dtype} {shape}"
+
+
 def _transformers_class(run: Path, config: Mapping[str, Any]) -> Any:
     """Returns the class that transformers has for a model; None if it has none, and for an adapter alone."""
     import transformers
@@ -295,7 +317,7 @@ def _transformers_class(run: Path, config: Mapping[str, Any]) -> Any:
     return getattr(transformers, names[0], None) if is_whole and "auto_map" not in config else None
 
 
-def _timm_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def _timm_shapes(config: Mapping[str, Any]) -> dict[str, str]:
     """Returns the shapes of the tensors of the timm model that a config describes, by name."""
     import timm
 
@@ -308,7 +330,7 @@ def _timm_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         except Exception as error:  # many kinds of errors, depending on the config
             reason = f"{type(error).__name__}: {error}"
             raise ValueError(f"The model of {CONFIG} cannot be built: {config['architecture']}, {reason}") from None
-    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    return {name: _shape(tensor) for name, tensor in model.state_dict().items()}
 
 
 def _needed(run: Path, config: Mapping[str, Any]) -> list[str]:
@@ -347,8 +369,18 @@ def last_checkpoint(run: Path) -> Path:
     found = [path for path in checkpoints(run) if any((path / name).exists() for name in WHOLE_WEIGHTS)]
     if not found:
         raise ValueError(f"{run} has no checkpoint with the running model's weights. Push without running=True.")
-    check_inside(found[-1])
-    return found[-1]
+    last = found[-1]
+    check_inside(last)
+    required = next(name for name in WHOLE_WEIGHTS if (last / name).exists())
+    if reason := damage(last, commit_marker(last), required):
+        raise ValueError(f"{last} is damaged: {reason}. Push without running=True.")
+    ours, theirs = _finite_shapes(run), _finite_shapes(last)
+    if different := sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)):
+        raise ValueError(
+            f"The weights in {last} are not those of the model in {run}: {different[0]!r} differs. Push without "
+            "running=True."
+        )
+    return last
 
 
 def read_history(

@@ -14,6 +14,7 @@ from transformers.utils import cached_file
 from aswa_hf._utils.checks import check_whole_number
 from aswa_hf._utils.files import refuse_mistyped
 from aswa_hf._utils.paths import check_inside
+from aswa_hf._utils.pretrained import check_fractions
 from aswa_hf._utils.tensors import read_header
 from aswa_hf.hub_requests import bounded_requests
 from aswa_hf.kge.configuration_kge import KGEConfig
@@ -77,6 +78,7 @@ class LinkPredictor:
             if (weights := Path(path_or_repo) / WEIGHTS).is_file():
                 read_header(weights)  # names the damaged file and tensor
             model = KGEModel.from_pretrained(path_or_repo, **options)
+            check_fractions(model, Path(config).parent)
         except OSError as error:
             raise OSError(
                 f"Found no link predictor at {str(path_or_repo)!r}: neither a folder with a saved model nor a Hub "

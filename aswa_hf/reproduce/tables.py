@@ -275,7 +275,8 @@ def find_dataset(table: Table, name: str, data_dir: Path) -> str:
     if table.task == IMAGES and plain(name) in ON_THE_HUB:
         return ON_THE_HUB[plain(name)]
     known = [*BUILT_IN[table.task], *(folder.name for folder in data_dir.glob("*") if folder.is_dir())]
-    hint = did_you_mean(name, [one for one in (*known, *table.datasets) if one != name])
+    known += [one for other in TABLES.values() if other.task == table.task for one in other.datasets]
+    hint = "" if name in known else did_you_mean(name, known)
     raise ValueError(
         f"{name} is missing: there is no folder of that name in {data_dir} or a folder below it. {hint}Put its files "
         f"into {data_dir / name}, or set --data-dir to its location, or give a Hub dataset (user/name) to --datasets."

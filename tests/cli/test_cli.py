@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from functools import partial
 from types import SimpleNamespace
@@ -87,6 +88,14 @@ def test_bad_input_is_one_line_and_a_failing_exit_status(tmp_path):
 def test_help_shows_an_example(tmp_path):
     assert "aswa-hf demo --epochs 20" in run("demo", "--help", cwd=tmp_path).stdout
     assert "demo" in run(cwd=tmp_path).stdout
+
+
+def test_help_names_values_in_capitals_only(run_here):
+    names = ["demo", "evaluate", "predict", "query", "average", "push", "report", "reproduce", "serve", "space"]
+    for command in ([], ["train"], ["train", "kge"], ["train", "image"], *([name] for name in names)):
+        status, shown, _ = run_here(*command, "--help")
+        assert status == 0
+        assert not re.search(r"<\w|\{", shown), shown
 
 
 def test_a_link_predictor_is_trained_evaluated_asked_and_resumed(run_here, tmp_path):

@@ -95,7 +95,11 @@ def test_mistyped_folders_are_not_taken_for_repositories(tmp_path, monkeypatch):
             "train kge --dataset countries --model complx",
             "--model has the unknown value 'complx'. Did you mean 'complex'?",
         ),
-        ("train kge --dataset countries --strategies aswa,swaa", "--strategies has the unknown value 'swaa'. Did you"),
+        (
+            "train kge --dataset countries --strategies aswa,swaa",
+            "--strategies has the unknown value 'swaa'. Did you mean 'swa'?",
+        ),
+        ("reproduce trian-fit", "There is no table 'trian-fit'. Did you mean 'train-fit'?"),
         ("train image --dataset digit", "There is no dataset 'digit'. Did you mean 'digits'?"),
         ("reproduce link-predictions", "There is no table 'link-predictions'. Did you mean 'link-prediction'?"),
         ("reproduce nell --models complx", "--models: there is no 'complx'. Did you mean 'complex'?"),
@@ -108,6 +112,10 @@ def test_mistyped_folders_are_not_taken_for_repositories(tmp_path, monkeypatch):
             "train image --dataset digits --model test_resne",
             "timm has no model 'test_resne'. Did you mean 'test_resnet'?",
         ),
+        (
+            "train image --dataset digits --model preresnet20",
+            "timm has no model 'preresnet20'. Did you mean 'preresnet20_",
+        ),
         ("train image --dataset digits --val-ratio 2", "--val-ratio must be above 0 and below 1, got 2."),
         ("reproduce cifar --models vgg166", "--models: there is no 'vgg166'. Did you mean 'vgg16'?"),
         ("train kge --dataset countries --dim 7", "--dim must be a multiple of 2 for complex, got 7."),
@@ -119,6 +127,11 @@ def test_near_misses_are_found_before_anything_is_loaded(command, message, tmp_p
     monkeypatch.setattr("datasets.load_dataset", None)
     assert refused(*command.split(), "--output-dir", "run").startswith(f"aswa-hf: {message}")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mistyped_option_is_one_line(capsys):
+    assert call("train", "kge", "--dataset", "countries", "--dims", 3) == 2
+    assert capsys.readouterr().err.startswith("aswa-hf: No such option: --dims. Did you mean --dim? See ")
 
 
 def test_an_unexpected_error_is_one_line_and_with_debug_a_traceback(tmp_path, monkeypatch, capsys):

@@ -4,6 +4,7 @@ import errno
 import functools
 import inspect
 import itertools
+import math
 import random
 import shutil
 import signal
@@ -13,6 +14,7 @@ import sys
 import time
 
 import pytest
+from commands import call
 from hub_api import STEPS
 from hub_client import TOKEN, hub_in_process
 from huggingface_hub import close_session, get_session, set_client_factory
@@ -216,8 +218,11 @@ def test_a_clients_own_timeouts_and_hooks_stay(hub, run):
 
 def test_a_timeout_is_a_time_and_the_commands_default_is_the_functions(run):
     assert inspect.signature(push_command).parameters["timeout"].default == TIMEOUT
-    with pytest.raises(ValueError, match="timeout must be above 0 seconds, got 0"):
-        push_to_hub(run, "user/model", token=TOKEN, timeout=0)
+    for timeout in (0, -1, math.nan, math.inf):
+        with pytest.raises(ValueError, match=f"^timeout must be a number of seconds above 0, got {timeout}"):
+            push_to_hub(run, "user/model", token=TOKEN, timeout=timeout)
+    complaint = call("push", run, "user/model", "--timeout", "nan")
+    assert complaint == "aswa-hf: --timeout must be a number of seconds above 0, got nan."
 
 
 def test_reading_from_a_hub_that_stops_answering_ends_without_repetition(hub, caplog, monkeypatch, tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import call
 from hub_client import (
     TOKEN,
     assert_nothing_pickled,
@@ -152,6 +153,7 @@ def test_weights_of_an_earlier_push_do_not_stay_beside_those_of_this_one(hub, kg
     checkpoint = max(run.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
     (checkpoint / "model.safetensors").rename(checkpoint / "model-2.safetensors")
     (checkpoint / "model.safetensors.index.json").write_text("{}")
+    (checkpoint / "aswa" / "commit.json").unlink()
     push(hub, run, running=True)
     assert steps(hub, "commit") == 2
     assert set(files(hub)) & {*old, *others} == set(others)
@@ -391,9 +393,45 @@ def test_weights_that_do_not_fit_or_are_not_finite_are_not_shipped(kge_run, imag
             r"'fc.bias' is \(9,\), expected \(10,\)",
         ),
         (image_run, "nan", lambda t: t["fc.bias"].fill_(float("nan")), "NaN or infinite numbers in 'fc.bias'"),
+        (image_run, "whole", lambda t: t.update({"fc.bias": t["fc.bias"].int()}), r"'fc.bias' is torch.int32 \(10,\)"),
+        (kge_run, "whole-kge", lambda t: t.update({name: t[name].int() for name in t}), "are whole numbers"),
     ):
         with pytest.raises(ValueError, match=error):
             write_repository(damaged(source, name, change), tmp_path / "out", "user/model")
+    assert not (tmp_path / "out").exists()
+
+
+def test_running_weights_that_are_damaged_or_do_not_fit_are_not_shipped(hub, kge_run, tmp_path):
+    def damaged(change, marker=False):
+        run = shutil.copytree(kge_run, tmp_path / "run", dirs_exist_ok=True)
+        (last,) = run.glob("checkpoint-*")
+        tensors = load_file(last / "model.safetensors")
+        change(tensors)
+        save_file(tensors, last / "model.safetensors", metadata={"format": "pt"})
+        if not marker:
+            (last / "aswa" / "commit.json").unlink()
+        return run
+
+    name = "relation_embeddings.weight"
+    for change, marker, error in (
+        (lambda t: t[name].add_(1), True, r"checkpoint-\d+ is damaged: the content of model.safetensors has changed"),
+        (lambda t: t[name].fill_(float("nan")), False, f"NaN or infinite numbers in '{name}'"),
+        (lambda t: t.pop(name), False, f"'{name}' differs"),
+        (lambda t: t.update({name: t[name][:-1]}), False, f"'{name}' differs"),
+        (lambda t: t.update({name: t[name].int()}), False, f"'{name}' differs"),
+    ):
+        with pytest.raises(ValueError, match=error):
+            push(hub, damaged(change, marker), running=True)
+    assert hub.log == []
+
+
+@pytest.mark.parametrize("tag", ["", "a b", "v1..2", ".v1", "v1.lock", "v1/", "-v", "a~1", "@"])
+def test_an_invalid_tag_is_refused_before_anything_is_sent(tag, hub, kge_run, tmp_path):
+    with pytest.raises(ValueError, match="is not the name of a tag"):
+        push(hub, kge_run, tag=tag)
+    complaint = call("push", kge_run, "user/model", "--tag", tag, "--dry-run", tmp_path / "out")
+    assert "is not the name of a tag" in complaint
+    assert hub.log == []
     assert not (tmp_path / "out").exists()
 
 

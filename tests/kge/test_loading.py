@@ -1,5 +1,8 @@
 """Damaged weights of a link predictor are refused by name, never replaced by random numbers."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from kge_graphs import random_graph
@@ -73,6 +76,24 @@ def test_a_pickle_is_not_opened(saved):
     (saved / "model.safetensors").unlink()
     with pytest.raises(OSError, match=r"model\.safetensors"):
         LinkPredictor.from_pretrained(saved)
+
+
+def test_whole_numbers_for_weights_are_refused(saved):
+    damage(saved, lambda t: t.update({"relation_embeddings.weight": t["relation_embeddings.weight"].int()}))
+    with pytest.raises(ValueError, match=r"whole numbers of type torch\.int32: 'relation_embeddings\.weight'"):
+        LinkPredictor.from_pretrained(saved)
+
+
+def test_a_command_says_in_one_line_which_tensor_is_missing(saved):
+    damage(saved, lambda t: t.pop("relation_embeddings.weight"))
+    # Not a warm process: transformers reads how much to say when it is imported.
+    command = [sys.executable, "-m", "aswa_hf", "predict", str(saved), "--head", "e1", "--relation", "r1"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert ended.stdout == ""
+    assert ended.stderr.splitlines() == [
+        f"aswa-hf: The weights of {saved} do not fit ComplEx: 'relation_embeddings.weight' is missing."
+    ]
 
 
 def test_the_loading_information_is_still_to_be_had(saved):
