@@ -42,6 +42,8 @@ from aswa_hf._utils.zero import (
     whole_of,
 )
 
+# The shape, dtype and device of tensors by name.
+Layout = dict[str, tuple[torch.Size, torch.dtype, torch.device]]
 # Elements per chunk for weights whose dtype or device differs from the average's: little memory, few calls.
 _CHUNK = 1 << 20
 # The models that hold averaged weights until a block ends.
@@ -124,10 +126,13 @@ class WeightAverage:
         self.dtype = dtype
         self.device = _usable(device) if device is not None else None
         self.average_buffers = average_buffers
-        self.averaged: dict[str, Tensor] = {}
-        self.copied: dict[str, Tensor] = {}
+        self.averaged: dict[str, Tensor]
+        self.copied: dict[str, Tensor]
         # Of tracked tables, the rows in which Θ_A and Θ may differ.
-        self._different: dict[str, RowSet] = {}
+        self._different: dict[str, RowSet]
+        # Kept, because it is compared with that of the running weights after every step.
+        self._layout: Layout
+        self.clear()
         parameters, _ = _tensors(self.model)
         refuse_unsupported_sharding(self.model, parameters)
         if not parameters:
@@ -152,9 +157,8 @@ class WeightAverage:
         """Θ_A := Θ, or the average `of`; the buffers that are not averaged are those in the model."""
         averaged, copied = self._running()
         if self.is_empty:
-            self.averaged = {name: self._empty_for(tensor) for name, tensor in averaged.items()}
-            self.copied = {name: torch.empty_like(tensor) for name, tensor in copied.items()}
-            self._different = {}
+            ours = {name: self._empty_for(tensor) for name, tensor in averaged.items()}
+            self._replace(ours, {name: torch.empty_like(tensor) for name, tensor in copied.items()})
         self._check(averaged, copied)
         if of is not None:
             self._different = {}
@@ -319,10 +323,14 @@ class WeightAverage:
             for rows, part in parts_for(in_model[n], averaged[n]):
                 tensor[rows if tensor.dim() else ...] = part
         new_copied = {n: torch.empty_like(t).copy_(copied[n][...]) for n, t in expected_copied.items()}
-        self.averaged, self.copied, self._different = new_averaged, new_copied, {}
+        self._replace(new_averaged, new_copied)
 
     def clear(self) -> None:
-        self.averaged, self.copied, self._different = {}, {}, {}
+        self._replace({}, {})
+
+    def _replace(self, averaged: dict[str, Tensor], copied: dict[str, Tensor]) -> None:
+        self.averaged, self.copied, self._different = averaged, copied, {}
+        self._layout = _layout_of(averaged)
 
     @property
     def is_finite(self) -> bool:
@@ -423,10 +431,16 @@ class WeightAverage:
         dtype = torch.promote_types(tensor.dtype, self.dtype)
         return torch.empty_like(tensor, dtype=dtype, device=self.device, requires_grad=False)
 
-    def _check(self, averaged: Mapping[str, Tensor], copied: Mapping[str, Tensor]) -> None:
+    def _check(
+        self, averaged: Mapping[str, Tensor], copied: Mapping[str, Tensor], layout: Layout | None = None
+    ) -> None:
+        """Raises an error if the average does not fit the model; `layout` is that of `averaged`, if it is known."""
         if self.is_empty:
             raise RuntimeError("The average is empty: no snapshot has been taken yet.")
-        for ours, theirs, kind in ((self.averaged, averaged, "trainable parameter"), (self.copied, copied, "buffer")):
+        kinds = [(self.copied, copied, "buffer")]
+        if layout != self._layout:
+            kinds.insert(0, (self.averaged, averaged, "trainable parameter"))
+        for ours, theirs, kind in kinds:
             if problem := _difference(ours, theirs, "the average", "the model"):
                 raise ValueError(
                     f"The model's {kind}s changed since averaging began: {problem}. Build a new strategy after "
@@ -450,16 +464,26 @@ def take_snapshots(updates: Iterable[tuple[WeightAverage, float]]) -> None:
             together.setdefault((id(average.model), average.average_buffers), []).append((average, weight))
     for group in together.values():
         averaged, copied = group[0][0]._running()
+        layout = _layout_of(averaged)
         for average, _ in group:
-            average._check(averaged, copied)
-        _blend_all(group, master_weights(averaged))
+            average._check(averaged, copied, layout)
+        theirs = master_weights(averaged)
+        _blend_all(group, theirs, layout if theirs is averaged else None)
         for average, _ in group:
             _copy_by_name(average.copied, copied)
 
 
-def _blend_all(group: Sequence[tuple[WeightAverage, float]], theirs: Mapping[str, Tensor]) -> None:
-    """Moves several averages towards the same weights, chunk by chunk: these are read from memory only once."""
-    matching = [n for n, tensor in theirs.items() if all(_same_kind(a.averaged[n], tensor) for a, _ in group)]
+def _blend_all(
+    group: Sequence[tuple[WeightAverage, float]], theirs: Mapping[str, Tensor], layout: Layout | None = None
+) -> None:
+    """Moves several averages towards the same weights, chunk by chunk: these are read from memory only once.
+
+    `layout` is that of the weights, if it is known.
+    """
+    if all(average._layout == layout for average, _ in group):
+        matching = list(theirs)
+    else:
+        matching = [n for n, tensor in theirs.items() if all(_same_kind(a.averaged[n], tensor) for a, _ in group)]
     # One call for all tensors is the fastest for one average, and on an accelerator.
     chunked = len(group) > 1 and all(theirs[name].device.type == "cpu" for name in matching)
     for names in _batches({name: theirs[name] for name in matching}, _CACHED) if chunked else [matching]:
@@ -548,6 +572,10 @@ def _in_shared_memory(tensors: Mapping[str, Tensor]) -> set[str]:
     storages = {name: tensor.untyped_storage().data_ptr() for name, tensor in tensors.items()}
     count = Counter(storages.values())
     return {name for name, storage in storages.items() if count[storage] > 1}
+
+
+def _layout_of(tensors: Mapping[str, Tensor]) -> Layout:
+    return {name: (tensor.shape, tensor.dtype, tensor.device) for name, tensor in tensors.items()}
 
 
 def _same_kind(a: Tensor, b: Tensor) -> bool:

@@ -279,8 +279,9 @@ def train_and_evaluate(
         trainer.model.save_pretrained(folder)
     if trainer.args.should_save and trainer.processing_class is not None:
         trainer.processing_class.save_pretrained(folder)
-    taken = (f"{name} {strategy.nbytes / 1e6:.1f}" for name, strategy in callback.strategies.items())
-    console.print(f"Memory of the averages in MB: {', '.join(taken)}", soft_wrap=True)
+    sizes = {name: strategy.nbytes / 1e6 for name, strategy in callback.strategies.items()}
+    taken = ", ".join(f"{name} {size:.{1 if size >= 1 else 3}f}" for name, size in sizes.items())
+    console.print(f"Memory of the averages in MB: {taken}", soft_wrap=True)
     results = evaluate_strategies(callback.strategies, evaluate, console)
     seconds = {"train": trained - start, "evaluate": time.perf_counter() - trained}
     return results, {**seconds, "cpu": time.process_time() - start_cpu}
