@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import re
 from concurrent.futures import Future
 
 import pytest
@@ -139,26 +140,27 @@ def test_the_pickle_that_pushes_of_checkpoints_leave_goes_with_the_last_push(our
 def test_a_hub_that_stops_answering_pushes_of_checkpoints_does_not_hang_the_run(hub, tmp_path, monkeypatch, caplog):
     logging.getLogger("aswa_hf").propagate = True
     monkeypatch.setattr("aswa_hf.trainer.hub.TIMEOUT", 1.0)
-    monkeypatch.setattr("aswa_hf.trainer.hub.FIRST_NOTICE", 0.2)
     options = {"hub_model_id": "user/model", "push_to_hub": True, "hub_always_push": True, "save_strategy": "epoch"}
     trainer = make_trainer("text", tmp_path, num_train_epochs=1, **options)
     with_aswa(trainer, metric="accuracy")
     hub.stall("commit", "before", 99)
     trainer.train()
-    assert "Waiting for the push of a checkpoint to user/model" in caplog.text
-    assert "A checkpoint was not pushed to user/model: no answer to POST http" in caplog.text
+    # On a busy machine an earlier request may be the one without an answer in time.
+    assert re.search(r"A checkpoint was not pushed to user/model: no answer to (GET|POST) http", caplog.text)
 
 
 def test_a_push_of_a_checkpoint_that_does_not_end_is_waited_for_with_a_limit(hub, tmp_path, monkeypatch, caplog):
     logging.getLogger("aswa_hf").propagate = True
-    monkeypatch.setattr("aswa_hf.trainer.hub.LONGEST_PUSH", 0.3)
+    monkeypatch.setattr("aswa_hf.trainer.hub.LONGEST_PUSH", 1.0)
+    monkeypatch.setattr("aswa_hf.trainer.hub.FIRST_NOTICE", 0.0)
     trainer = trainer_of("text", tmp_path / "run", hub_model_id="user/model")
     callback = with_aswa(trainer, metric="accuracy", push_to_hub=True)
     trainer.push_in_progress, trainer.hub_model_id = PushInProgress([Future()]), "user/model"
     monkeypatch.setattr(trainer, "_finish_current_push", lambda: None)  # the Trainer waits for good
     trainer.train()
     assert callback.pushed is None
-    ended = "The push of a checkpoint to user/model has not ended after 0.3 s, and could overwrite a later one"
+    assert "Waiting for the push of a checkpoint to user/model, 0 s so far (at most 1 s)" in caplog.text
+    ended = "The push of a checkpoint to user/model has not ended after 1 s, and could overwrite a later one"
     assert caplog.text.count(ended) == 1
     assert f"to push it: aswa-hf push {tmp_path / 'run'} user/model" in caplog.text
     assert "user/model" not in hub.repos
