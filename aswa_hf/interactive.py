@@ -122,7 +122,7 @@ def trajectory_svg(
     lines = [describe(trajectory, i, greater_is_better=greater_is_better) for i in range(len(trajectory))]
     lines = [[*_wrapped(one[0], letters), *_wrapped(one[1], letters), *_wrapped(one[2], letters)] for one in lines]
     top = 23 + 17 * max(map(len, lines)) if panel else 14
-    height, bars = 250, 62
+    height, bars = max(250, width // 4), 62
     xs = [position(record) for record in trajectory]
     span = (xs[-1] - xs[0]) or 1.0
     step = (width - LEFT - RIGHT) / max(len(xs), 1)

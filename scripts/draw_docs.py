@@ -44,7 +44,7 @@ IDENTITIES = [
     (
         "SWA from the first epoch",
         "the look-ahead always beats the ensemble and the running model: all soft, every epoch has the same weight",
-        [(0.1, 0.0), *((score - 0.05, score) for score in RISING[1:])],
+        [(0.1, 0.0), *((0.1 + 0.5 * (score - 0.1), score) for score in RISING[1:])],
     ),
     (
         "SWA from epoch j = 4",
@@ -71,50 +71,70 @@ def share(alpha: float) -> str:
 
 
 def identities_svg(narrow: bool = False) -> str:
-    """Returns the decisions and the weights α of the four identities, one below the other."""
-    width, first, step = (400, 24, 46) if narrow else (820, 120, 88)
-    letters = (width - 24) // 7
-    texts = [textwrap.wrap(text, letters) for _, text, _ in IDENTITIES]
-    above = 22 + 18 * max(map(len, texts))
-    row = above + 92
-    total = row * len(IDENTITIES) + (26 if narrow else 0)
+    """Returns the four identities: scores and decisions over eight epochs, and below them the weights α."""
+    width, columns = (400, 1) if narrow else (820, 2)
+    wide = width / columns
+    texts = [textwrap.wrap(text, int(wide - 40) // 7) for _, text, _ in IDENTITIES]
+    lines = 18 * max(map(len, texts))
+    tall, bars = 118, 44  # of the scores and of the weights
+    row = 46 + lines + tall + bars + 34
+    total = row * len(IDENTITIES) // columns + (52 if narrow else 34)
     parts = [
         f'<svg class="aswa-plot" viewBox="0 0 {width} {total}" xmlns="http://www.w3.org/2000/svg" '
-        'role="img" aria-label="The decisions and weights of plain training, early stopping and SWA">',
+        'role="img" aria-label="The scores, decisions and weights of plain training, early stopping and SWA">',
         f"<style>{style.css_colors('svg')}{CSS}svg {{ background: var(--card); }}</style>",
     ]
     for place, (title, _, scores) in enumerate(IDENTITIES):
+        left, top = place % columns * wide, place // columns * row
+        parts.append(f'<text x="{left + 14:g}" y="{top + 24}" font-weight="600">{escape(title)}</text>')
+        for line, text in enumerate(texts[place]):
+            parts.append(f'<text class="quiet" x="{left + 14:g}" y="{top + 43 + 18 * line}">{escape(text)}</text>')
         decisions = decisions_of(scores)
         alphas = policy.ensemble_weights(decisions)
-        top = place * row
-        parts.append(f'<text x="12" y="{top + 22}" font-weight="600">{escape(title)}</text>')
-        for line, text in enumerate(texts[place]):
-            parts.append(f'<text class="quiet" x="12" y="{top + 40 + 18 * line}">{escape(text)}</text>')
-        marks, base = top + above + 20, top + above + 72
-        for i, (decision, alpha) in enumerate(zip(decisions, alphas, strict=True)):
-            x = first + i * step
-            parts.append(mark(decision, x, marks, 6))
-            if not narrow:
-                parts.append(f'<text class="quiet" x="{x + 12}" y="{marks + 5}">{decision}</text>')
-            tall = 34 * alpha**0.5  # so that 1/8 can be seen beside 1
+        bottom = top + 46 + lines + tall
+        step = (wide - 60) / len(scores)
+        x = [left + 30 + step * (i + 0.5) for i in range(len(scores))]
+        running = [bottom - 14 - (tall - 32) * score / 0.8 for score, _ in scores]
+        ensemble = [bottom - 14 - (tall - 32) * score / 0.8 for score in ensemble_scores(scores, decisions)]
+        parts.append(f'<path class="grid" d="M{left + 14:g} {bottom}H{left + wide - 14:g}"/>')
+        parts.append(_line(x, running, "running") + _line(x, ensemble, "ensemble"))
+        parts += [mark(one, *where, 5) for one, *where in zip(decisions, x, ensemble, strict=True)]
+        base = bottom + bars + 10
+        for px, alpha in zip(x, alphas, strict=True):
+            high = (bars - 16) * alpha**0.5  # so that 1/8 can be seen beside 1
             if alpha:
                 parts.append(
-                    f'<rect class="alpha" x="{x - 8}" y="{base - tall:.1f}" width="{16 if narrow else 52}" '
-                    f'height="{tall:.1f}"/>'
+                    f'<rect class="alpha" x="{px - 0.36 * step:.1f}" y="{base - high:.1f}" width="{0.72 * step:.1f}" '
+                    f'height="{high:.1f}"/>'
                 )
-            parts.append(f'<text class="quiet" x="{x + (10 if narrow else 48)}" y="{base}">{share(alpha)}</text>')
-        if not narrow:
-            parts.append(f'<text class="quiet" x="12" y="{marks + 5}">decision</text>')
-            parts.append(f'<text class="quiet" x="12" y="{base}">weight α</text>')
-        parts.append(f'<path class="grid" d="M12 {base + 2}H{width - 12}"/>')
-    if narrow:  # marks without words beside them
-        x = 24
-        for decision in ("init", "hard", "soft", "reject"):
-            parts.append(mark(decision, x, total - 14, 6))
-            parts.append(f'<text class="quiet" x="{x + 12}" y="{total - 9}">{decision}</text>')
-            x += 68
-        parts.append(f'<text class="quiet" x="{x}" y="{total - 9}">bars: weight α</text>')
+            above = f'y="{base - high - 4:.1f}" text-anchor="middle"'
+            parts.append(f'<text class="quiet" x="{px:.1f}" {above}>{share(alpha)}</text>')
+        parts.append(f'<text class="quiet" x="{left + 14:g}" y="{base}">α</text>')
+        parts.append(f'<path class="grid" d="M{left + 30:g} {base}H{left + wide - 14:g}"/>')
+    x, y = 14, total - (32 if narrow else 12)
+    for kind, text in (("running", "running model's score"), ("ensemble", "ensemble's score")):
+        parts.append(
+            f'<path class="{kind}" d="M{x} {y - 4}h20"/><text class="quiet" x="{x + 26}" y="{y}">{text}</text>'
+        )
+        x += 48 + 7 * len(text)
+    x, y = (14, total - 12) if narrow else (x, y)
+    for decision in ("init", "hard", "soft", "reject"):
+        parts.append(mark(decision, x + 5, y - 4, 5) + f'<text class="quiet" x="{x + 16}" y="{y}">{decision}</text>')
+        x += 36 + 7 * len(decision)
     return "".join([*parts, "</svg>"])
+
+
+def ensemble_scores(scores: list[tuple[float, float]], decisions: list[str]) -> list[float]:
+    """Returns the score of the ensemble after each decision."""
+    found: list[float] = []
+    for (running, lookahead), decision in zip(scores, decisions, strict=True):
+        found.append({policy.SOFT: lookahead, policy.REJECT: found[-1] if found else running}.get(decision, running))
+    return found
+
+
+def _line(x: list[float], y: list[float], kind: str) -> str:
+    points = "L".join(f"{px:.1f} {py:.1f}" for px, py in zip(x, y, strict=True))
+    return f'<path class="{kind}" d="M{points}"/>'
 
 
 def moving_svg(narrow: bool = False) -> str:

@@ -1,8 +1,9 @@
-"""Measures what the README and docs/comparison.md show and writes it there: `make readme`.
+"""Measures what the README, docs/results.md and docs/comparison.md show and writes it there: `make readme`.
 
-Runs `aswa-hf demo` with seeds 0 to 4 and `benchmarks/averaging.py`, and fills the places marked `<!-- demo -->` and
-`<!-- benchmark -->`; `python scripts/measure_readme.py demo` only the first. The demo's runs are kept in results/demo:
-`python scripts/measure_readme.py shown` fills its place and draws the picture of seed 0 from them, without a run.
+Runs `aswa-hf demo` with seeds 0 to 4 and `benchmarks/averaging.py`, and fills the places marked `<!-- demo -->`,
+`<!-- demo-table -->` and `<!-- benchmark -->`; `python scripts/measure_readme.py demo` only the first two. The demo's
+runs are kept in results/demo: `python scripts/measure_readme.py shown` fills its places and draws the picture of seed
+0 from them, without a run.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from aswa_hf.trajectory import load_trajectories
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "results" / "demo"
 PICTURE = ROOT / "docs" / "trajectory.png"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "comparison.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "comparison.md")
+TABLE = "https://github.com/aswa-hf/aswa-hf/blob/main/docs/results.md#the-demo"
 SEEDS = range(5)
 STRATEGIES = {
     "last": "the last epoch",
@@ -36,7 +38,7 @@ def _tested(run: dict) -> dict[str, float]:
     return {name: result["test"]["accuracy"] for name, result in run["run"]["strategies"].items()}
 
 
-def measure_demo(folder: Path) -> str:
+def measure_demo(folder: Path) -> dict[str, str]:
     """Runs the demo with all seeds, and keeps what it measured."""
     DEMO.mkdir(parents=True, exist_ok=True)
     for seed in SEEDS:
@@ -47,26 +49,32 @@ def measure_demo(folder: Path) -> str:
     return shown_demo(folder)
 
 
-def shown_demo(_folder: Path) -> str:
-    """Returns what the README says about the kept runs, and draws the first one."""
+def shown_demo(_folder: Path) -> dict[str, str]:
+    """Returns what the README and the results page say about the kept runs, and draws the first one."""
     runs = [json.loads((DEMO / f"seed-{seed}.json").read_text(encoding="utf-8")) for seed in SEEDS]
     trajectories, about = load_trajectories(DEMO / f"seed-{SEEDS[0]}.json")
     plot_trajectories(trajectories, PICTURE, metric=about["metric"], title=f"{about['run']['model']} on digits")
-    rows = []
+    rows, spreads = [], {}
     for name, label in STRATEGIES.items():
         validation = [100 * run["strategies"][name]["records"][-1]["score"] for run in runs]
         test = [100 * _tested(run)[name] for run in runs]
-        rows.append(f"| {label} | {_spread(validation)} | {_spread(test)} | {test[0]:.2f} |")
+        spreads[name] = _spread(test)
+        rows.append(f"| {label} | {_spread(validation)} | {spreads[name]} | {test[0]:.2f} |")
     scores = [_tested(run) for run in runs]
+    others = {name: mean(score[name] for score in scores) for name in STRATEGIES if name != "aswa"}
+    second = max(others, key=lambda name: others[name])
     best = sum(all(test["aswa"] > score for name, score in test.items() if name != "aswa") for test in scores)
     decisions = [record["decision"] for record in runs[0]["strategies"]["aswa"]["records"]]
     members = runs[0]["strategies"]["aswa"]["records"][-1]["members"]
-    return "\n".join(
+    about_demo = (
+        "The picture is `aswa-hf demo`: a small timm model overfits 200 handwritten digits. In this run ASWA took "
+        f"{decisions.count('soft')} averages, started over {decisions.count('hard')} times and rejected "
+        f"{decisions.count('reject')} of {len(decisions)} epochs; {members} snapshots are in the final weights. Over "
+        f"seeds {SEEDS[0]} to {SEEDS[-1]} the test accuracy is {spreads['aswa']} % with ASWA and {spreads[second]} % "
+        f"with {STRATEGIES[second]}; ASWA is ahead of all others in {best} of {len(runs)} runs ([table]({TABLE}))."
+    )
+    table = "\n".join(
         [
-            "The picture is `aswa-hf demo`: a small timm model overfits 200 handwritten digits. In this run ASWA took "
-            f"{decisions.count('soft')} averages, started over {decisions.count('hard')} times and rejected "
-            f"{decisions.count('reject')} of {len(decisions)} epochs; {members} snapshots are in the final weights.",
-            "",
             f"Accuracy (%) over seeds {SEEDS[0]} to {SEEDS[-1]} (mean ± standard deviation), all strategies in "
             f"the same runs; ASWA is ahead of all others on the test images in {best} of {len(runs)} runs:",
             "",
@@ -75,9 +83,10 @@ def shown_demo(_folder: Path) -> str:
             *rows,
         ]
     )
+    return {"demo": about_demo, "demo-table": table}
 
 
-def measure_benchmark(folder: Path) -> str:
+def measure_benchmark(folder: Path) -> dict[str, str]:
     command = [sys.executable, str(ROOT / "benchmarks" / "averaging.py"), "--json", str(folder / "benchmark.json")]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     content = json.loads((folder / "benchmark.json").read_text())
@@ -98,7 +107,8 @@ def measure_benchmark(folder: Path) -> str:
             ratios.append(f"{seconds[name] / seconds['lerp_']:.2f}")
         lines.append(f"| {label} | {' | '.join(ratios)} |")
     about = content["header"]
-    return "\n".join([*lines, "", f"(`make bench`: torch {about['torch']}, {about['threads']} threads, float32)"])
+    lines += ["", f"(`make bench`: torch {about['torch']}, {about['threads']} threads, float32)"]
+    return {"benchmark": "\n".join(lines)}
 
 
 def _spread(values: list[float]) -> str:
@@ -119,7 +129,8 @@ def main() -> None:
     chosen = sys.argv[1:] or ["demo", "benchmark"]
     with tempfile.TemporaryDirectory() as folder:
         for name in chosen:
-            fill("demo" if name == "shown" else name, measures[name](Path(folder)))
+            for mark, text in measures[name](Path(folder)).items():
+                fill(mark, text)
 
 
 if __name__ == "__main__":

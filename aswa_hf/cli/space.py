@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -34,10 +35,15 @@ def serve(
 
     `aswa-hf serve runs/countries --open`
     """
-    with loading(run):
+    with loading(run) as clear:
         from aswa_hf.space import serve as start
 
-    start(run, server_name=host, server_port=port, inbrowser=open_browser)
+        def announce(address: str) -> None:
+            clear()
+            typer.echo(f"{run} is at {address} (Ctrl-C stops it)")
+            sys.stdout.flush()
+
+        start(run, announce, server_name=host, server_port=port, inbrowser=open_browser)
 
 
 def space(

@@ -184,11 +184,12 @@ def _jobs(task: Task) -> list[tuple[str, Callable[[], Any], Callable[[Any], str]
     if task.tested and task.metric in task.comparisons:
         draw = partial(_draw_gains, task)
         add("gains", f"{task.name} gains", draw, partial(_wide_and_narrow, draw))
-    for run in task.runs:
-        if run.trajectories:
+    for name, runs in task.datasets:
+        for run in runs:
             seed = "" if run.seed is None else run.seed
             draw = partial(draw_trajectories, run.trajectories, metric=run.metric, title=run.title)
-            add(run.source, f"{task.name} {run.dataset} {run.model} {seed}", draw, partial(_explained, run))
+            show = partial(_explained, run, alone=len(runs) == 1)
+            add(run.source, f"{task.name} {name} {run.model} {seed}", draw, show)
     return jobs
 
 
@@ -198,10 +199,12 @@ def _wide_and_narrow(draw: Callable[..., Any], figure: Any) -> str:
     return f'<div class="on-wide">{as_svg(figure)}</div><div class="on-narrow">{narrow}</div>'
 
 
-def _explained(run: MeasuredRun, _figure: Any) -> str:
-    """The trajectory as the page shows it: each decision with its reason."""
+def _explained(run: MeasuredRun, _figure: Any, *, alone: bool) -> str:
+    """The trajectory as the page shows it: each decision with its reason; the only one of a dataset is large."""
     better = run.metric not in run.lower
-    return trajectory_svg(run.trajectories, metric=run.metric, greater_is_better=better, panel=False, width=360)
+    draw = partial(trajectory_svg, run.trajectories, metric=run.metric, greater_is_better=better)
+    small = draw(panel=False, width=360)
+    return f'<div class="on-wide">{draw()}</div><div class="on-narrow">{small}</div>' if alone else small
 
 
 def _draw_comparison(task: Task, *, narrow: bool = False) -> Any:
@@ -255,7 +258,12 @@ def _render(tasks: list[Task], notes: list[str], drawn: dict[str, str]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": _number, "gain": lambda v: _number(v, sign="+"), "p": _p}
+    environment.filters |= {
+        "number": _number,
+        "gain": lambda v: _number(v, sign="+"),
+        "p": _p,
+        "breakable": _breakable,
+    }
     page = environment.get_template(TEMPLATE).render(
         tasks=tasks,
         notes=notes,
@@ -317,6 +325,13 @@ def _p(value: float | None) -> str:
     if value is None:
         return "–"
     return "< 0.0001" if value < 0.0001 else f"{value:.4f}"
+
+
+def _breakable(name: str) -> str:
+    """A name whose line may end after an underscore."""
+    from markupsafe import Markup, escape
+
+    return Markup("_<wbr>").join(map(escape, name.split("_")))
 
 
 def _listed(names: list[str]) -> str:

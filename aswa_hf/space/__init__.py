@@ -5,6 +5,7 @@ Everything but `app` works without gradio, which is imported when an application
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from aswa_hf.space.folder import gradio_version, push_space, write_space
@@ -17,9 +18,12 @@ def build_app(run: Any) -> Any:
     return _app().build_app(run)
 
 
-def serve(run: Any, **options: Any) -> None:
-    """Starts the application of a run; `options` go to gradio's `launch()`: `server_port=`, `inbrowser=`, …"""
-    _app().serve(run, **options)
+def serve(run: Any, announce: Callable[[str], None] | None = None, **options: Any) -> None:
+    """Starts the application of a run; `options` go to gradio's `launch()`: `server_port=`, `inbrowser=`, …
+
+    `announce` is called with the address once the application is ready; gradio then prints nothing.
+    """
+    _app().serve(run, announce, **options)
 
 
 def _app() -> Any:

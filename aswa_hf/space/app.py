@@ -43,6 +43,11 @@ def theme() -> Any:
         block_label_text_color_dark=DARK["soft-ink"],
         checkbox_border_color=LIGHT["soft-ink"],
         checkbox_border_color_dark=DARK["soft-ink"],
+        checkbox_background_color_selected=LIGHT["ours"],
+        checkbox_background_color_selected_dark=DARK["win"],
+        color_accent=LIGHT["ours"],
+        slider_color=LIGHT["ours"],
+        slider_color_dark=DARK["ours"],
     )
 
 
@@ -51,9 +56,16 @@ def launch_options() -> dict[str, Any]:
     return {"theme": theme(), "css": render.CSS, "footer_links": [], "ssr_mode": False, "show_error": True}
 
 
-def serve(run: str | Path, **options: Any) -> None:
-    """Starts the application and waits until it is stopped."""
-    build_app(run).launch(**{**launch_options(), **options})
+def serve(run: str | Path, announce: Callable[[str], None] | None = None, **options: Any) -> None:
+    """Starts the application and waits until it is stopped; with `announce`, gradio does not print the address."""
+    app = build_app(run)
+    options = {**launch_options(), **options}
+    if announce is None:
+        app.launch(**options)
+        return
+    _, address, _ = app.launch(**options, quiet=True, prevent_thread_lock=True)
+    announce(address)
+    app.block_thread()
 
 
 def build_app(run: str | Path) -> gr.Blocks:
@@ -79,7 +91,7 @@ def build_app(run: str | Path) -> gr.Blocks:
             with gr.Tab("Strategies"):
                 gr.HTML(render.strategies(source))
             with gr.Tab("Card"):
-                gr.Markdown(source.card())
+                gr.Markdown(source.card(), elem_id="card")
     return app
 
 

@@ -22,7 +22,12 @@ CSS = (
 .gradio-container { --body-text-color-subdued: var(--soft-ink); }
 .gradio-container .aswa { --card: var(--body-background-fill); }
 .aswa { color: var(--ink); font-size: 15px; }
-.aswa table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+.gradio-container .html-container:has(.aswa) { padding: 0; }  /* one left edge for all tabs */
+.gradio-container .aswa table { display: table; width: 100%; margin: 0; padding: 0; border-collapse: collapse; }
+.aswa table { font-variant-numeric: tabular-nums; }
+.aswa table.compared { max-width: 860px; }
+.aswa .stacked tbody th { width: 16em; }
+.aswa td:has(.bar) { width: 30%; }
 .aswa caption { text-align: left; color: var(--soft-ink); padding: 0 0 6px; }
 .aswa th, .aswa td { padding: 6px 8px; text-align: left; overflow-wrap: anywhere; }
 .gradio-container .aswa :is(table, thead, tbody, tr, th, td) { border: 0 !important; }
@@ -44,6 +49,9 @@ CSS = (
 .aswa ol.chain { margin: 2px 0 0; padding-left: 18px; color: var(--soft-ink); font-size: 13px; font-weight: 400; }
 .gradio-container .aswa ol.chain li { font-weight: 400; }
 .aswa .nodes { max-width: 640px; display: block; margin: 0 auto; }
+.aswa .around { max-width: 640px; margin: 0 auto; text-align: center; }
+.gradio-container .aswa .around h4 { margin: 12px 0 0; }
+#hops-message:not(:has(.error)) { display: none; }  /* an empty message takes no room */
 .aswa .nodes text { fill: var(--ink); font: 13px system-ui, sans-serif; }
 .aswa .nodes .relation { fill: var(--soft-ink); font-size: 11px; }
 .aswa .nodes text { paint-order: stroke; stroke: var(--card); stroke-width: 4px; stroke-linejoin: round; }
@@ -59,17 +67,22 @@ CSS = (
 @media (max-width: 640px) {
   .aswa .wide-only { display: none; } .aswa .narrow-only { display: block; }
   .aswa .bar { min-width: 40px; } .aswa th, .aswa td { padding: 5px 4px; }
-  .aswa .stacked table, .aswa .stacked tbody, .aswa .stacked th, .aswa .stacked td { display: block; }
+  .aswa .stacked :is(table, tbody, th, td) { display: block; }
+  .aswa .stacked td:has(.bar) { width: auto; }
   .aswa .stacked td.n { text-align: left; }
   .aswa .stacked thead { display: none; }
   .aswa .stacked tr { display: grid; grid-template-columns: 6em 4.5em 1fr; align-items: center; padding: 4px 0; }
-  .aswa .stacked tr th { grid-column: 1 / -1; }
+  .aswa .stacked tr th { grid-column: 1 / -1; width: auto; }
   .aswa .stacked tr td { border: 0 !important; padding: 2px 4px; }
   .aswa .stacked td.split { display: block; color: var(--soft-ink); font-size: 13px; }
   .aswa .chains td:has(.bar) { display: none; }
+  .aswa td:has(.bar) { width: 20%; }
 }
 .aswa .chains td { vertical-align: top; }
-.gradio-container .prose table { display: block; width: fit-content; max-width: 100%; overflow-x: auto; }
+.aswa .chains .bar { margin-top: 7px; }
+.gradio-container .md table { display: block; width: fit-content; max-width: 100%; overflow-x: auto; }
+.gradio-container .md table { border: 0; padding: 0; }
+#card :is(p, ul, ol) { max-width: 860px; }
 .gradio-container .prose :is(th, td) { overflow-wrap: normal; word-break: normal; padding: 6px 10px; }
 .gradio-container .prose td { border-color: var(--line); } .gradio-container .prose th { border-color: var(--line); }
 .gradio-container input[type="range"]::-webkit-slider-thumb { border: 2px solid var(--ours); }
@@ -147,9 +160,11 @@ def neighborhood(entity: str, edges: Sequence[Edge]) -> str:
     """Returns a small picture of an entity and its neighbors: known ones with a line, predicted ones dashed."""
     if not edges:
         return piece('<p class="quiet">This entity has no neighbors to show.</p>')
+    title = f"<h4>Around {short(entity)}</h4>"
     legend = '<p class="quiet">Solid: in the graph. Dashed: predicted by the model.</p>'
     wide, narrow = _nodes(entity, edges, 640, 420, 20), _nodes(entity, edges, 380, 520, 16)
-    return piece(f'<div class="wide-only">{wide}</div><div class="narrow-only">{narrow}</div>{legend}')
+    pictures = f'<div class="wide-only">{wide}</div><div class="narrow-only">{narrow}</div>'
+    return piece(f'<div class="around">{title}{pictures}{legend}</div>')
 
 
 def _nodes(entity: str, edges: Sequence[Edge], width: int, height: int, longest: int) -> str:
@@ -205,7 +220,8 @@ def classes(found: Sequence[tuple[str, float]]) -> str:
         for name, share in found
     )
     return piece(
-        f"<table><thead><tr><th>class</th><th colspan='2'>probability</th></tr></thead><tbody>{rows}</tbody></table>"
+        "<table class='compared'><thead><tr><th>class</th><th colspan='2'>probability</th></tr></thead>"
+        f"<tbody>{rows}</tbody></table>"
     )
 
 
@@ -229,7 +245,7 @@ def history(source: Source, chosen: int | None = None) -> str:
     if not source.trajectories:
         return piece('<p class="quiet">This model has no trajectory file, so its history is not known.</p>')
     options: dict[str, Any] = {"greater_is_better": source.greater_is_better, "chosen": chosen}
-    wide = trajectory_svg(source.trajectories, metric=source.metric, **options)
+    wide = trajectory_svg(source.trajectories, metric=source.metric, width=1200, **options)
     # On a phone there is nothing to point with: the slider shows what each decision did.
     narrow = trajectory_svg(
         source.trajectories, metric=source.metric, panel=False, width=360, explained=False, **options
@@ -314,6 +330,6 @@ def strategies(source: Source) -> str:
         "optimistic; bold is the best of a column. Bars are relative to it.</p>"
     )
     return piece(
-        f'<div class="scroll stacked"><table><thead><tr><th>strategy</th>{heads}</tr></thead>'
+        f'<div class="scroll stacked"><table class="compared"><thead><tr><th>strategy</th>{heads}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>{note}"
     )

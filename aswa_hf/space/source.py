@@ -41,7 +41,10 @@ class Source:
     @property
     def title(self) -> str:
         """What was trained on what."""
-        parts = [str(part) for part in (self.about.get("model"), self.about.get("dataset")) if part]
+        model = self.about.get("model")
+        if self.kind == LINKS and model:  # the name of its class, as its card has it
+            model = (read_config(self.folder / CONFIG).get("architectures") or [model])[0]
+        parts = [str(part) for part in (model, self.about.get("dataset")) if part]
         return " on ".join(parts) or self.name
 
     def card(self) -> str:
