@@ -258,12 +258,13 @@ def _render(tasks: list[Task], notes: list[str], drawn: dict[str, str]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
+    filters: dict[str, Callable[..., str]] = {
         "number": _number,
-        "gain": lambda v: _number(v, sign="+"),
+        "gain": lambda value: _number(value, sign="+"),
         "p": _p,
         "breakable": _breakable,
     }
+    environment.filters |= filters
     page = environment.get_template(TEMPLATE).render(
         tasks=tasks,
         notes=notes,
