@@ -6,6 +6,7 @@ import difflib
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -190,6 +191,27 @@ def make_folder(path: str | Path) -> Path:
         reason = f"{place} is a file" if place.is_file() else str(error.strerror or error)
         raise OSError(f"The folder {path} cannot be created: {reason}. Choose another one.") from None
     return path
+
+
+@contextmanager
+def new_folder(path: str | Path) -> Iterator[None]:
+    """Creates a folder for files that are all written in the block: if that fails, there are none of them."""
+    path = Path(path)
+    existed = path.exists()
+    make_folder(path)
+    if any(path.iterdir()):
+        raise ValueError(f"{path} is not empty. Choose another folder, so that files are not mixed.")
+    try:
+        yield
+    except BaseException:
+        for written in path.iterdir():
+            if written.is_dir():
+                shutil.rmtree(written)
+            else:
+                written.unlink()
+        if not existed:
+            path.rmdir()
+        raise
 
 
 def nearest_path(path: str | os.PathLike[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -56,7 +57,7 @@ def demo(
     from rich.console import Console
 
     make_folder(output_dir)
-    console = Console(stderr=as_json)
+    console = Console(stderr=as_json, emoji=False)
     try:
         digits = _digits(console, output_dir, epochs, model, seed)
     except BaseException:
@@ -103,7 +104,8 @@ def _digits(console: Console, output_dir: Path, epochs: int, model: str, seed: i
     }
     write_results(output_dir, callback, results, seconds, **about)
     console.print(decision_summary(strategies["aswa"]))
-    console.print(f"Written: {output_dir / PICTURE}; more: aswa-hf report {output_dir}", soft_wrap=True)
+    more = f"aswa-hf report {shlex.quote(str(output_dir))}"
+    console.print(f"Written: {output_dir / PICTURE}; more: {more}", soft_wrap=True, markup=False)
     return read_object(output_dir / RESULTS)
 
 
@@ -221,6 +223,6 @@ def _countries(console: Console, output_dir: Path, seed: int) -> dict[str, Any]:
         )
         mark = "[green]right[/]" if answers[0] == region else f"[red]wrong[/], it is {region}"
         console.print(f"  {country} is located in … {answers[0]} ({mark}); then {', '.join(answers[1:])}")
-    ask = f"aswa-hf predict {output_dir} --head france --relation neighbor"
-    console.print(f"Written: {output_dir}; ask it more: {ask}", soft_wrap=True)
+    ask = f"aswa-hf predict {shlex.quote(str(output_dir))} --head france --relation neighbor"
+    console.print(f"Written: {output_dir}; ask it more: {ask}", soft_wrap=True, markup=False)
     return {"strategies": results, "questions": questions}

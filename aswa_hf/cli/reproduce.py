@@ -102,14 +102,16 @@ def reproduce(
     else:
         given = {option: value for option, value in images.items() if value is not None}
         runs = plan(chosen, find_models(chosen, asked), names, numbers, lengths, learning_rates, **given)
-    console = Console(file=sys.stderr)  # this stream, also while the output of runs is redirected to files
+    console = Console(
+        file=sys.stderr, markup=False, emoji=False
+    )  # this stream, also while the output of runs is redirected to files
     sources, missing = {}, {}
     for dataset in names:
         try:
             sources[dataset] = find_dataset(chosen, dataset, data_dir)
         except ValueError as error:
             missing[dataset] = str(error)
-            console.print(str(error), style="red", soft_wrap=True, markup=False)
+            console.print(str(error), style="red", soft_wrap=True)
     possible = [run for run in runs if run.dataset in sources]
     if dry_run:
         states = {run.name: state(chosen, run, output_dir) if run in possible else "no data" for run in runs}
@@ -144,7 +146,7 @@ def reproduce(
             )
         )
     elif possible:
-        out = Console()
+        out = Console(markup=False, emoji=False)
         out.print(heading, style="bold")
         for part in (
             *as_terminal_tables(chosen, content),

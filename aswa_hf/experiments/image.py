@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import time
 from collections.abc import Sequence
@@ -128,7 +129,8 @@ def _train(run: ImageRun, folder: Path, resume: bool, callbacks: Sequence[Traine
     console.print(results_table(results, {run.metric: ""}, "Accuracy (%)", saved))
     console.print(verdict(results, run.metric, run.metric, saved), soft_wrap=True)
     registered = "import aswa_hf.vision; " if run.model.endswith("_cifar") else ""
-    code = f'{registered}timm.create_model("local-dir:{folder}", pretrained=True)'
+    place = json.dumps(f"local-dir:{folder}", ensure_ascii=False)
+    code = f"{registered}timm.create_model({place}, pretrained=True)"
     console.print(f"Written to {folder}; load it with: {code}", soft_wrap=True)
     return FinishedRun(folder, content, model, callback.strategies)
 

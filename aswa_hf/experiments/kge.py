@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -106,7 +107,7 @@ def _train(run: KGERun, folder: Path, resume: bool, callbacks: Sequence[TrainerC
     saved = str(callback.applied)
     console.print(results_table(results, METRICS, "Filtered ranking over heads and tails (%)", saved))
     console.print(verdict(results, run.metric, METRICS[run.metric], saved), soft_wrap=True)
-    command = f"aswa-hf predict {folder} --head … --relation …"
+    command = f"aswa-hf predict {shlex.quote(str(folder))} --head … --relation …"
     console.print(f"Written to {folder}; predict with: {command}", soft_wrap=True)
     return FinishedRun(folder, content, model, callback.strategies)
 

@@ -86,7 +86,8 @@ def decisions_shown(
             console.print(
                 f"epoch {epoch:{width}g}   {callback.score.label} (%): "
                 f"running {_percent(record.running_score)}   "
-                f"ensemble {_percent(record.score)}   [{COLORS[decision]}]{decision}[/]"
+                f"ensemble {_percent(record.score)}   [{COLORS[decision]}]{decision}[/]",
+                markup=True,
             )
 
     decisions = Decisions()

@@ -73,7 +73,7 @@ def is_main_process() -> bool:
 
 def run_console() -> Console:
     """A console that prints only in the main process."""
-    return Console(quiet=not is_main_process())
+    return Console(quiet=not is_main_process(), markup=False, emoji=False)  # names may have brackets and colons
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # exported, but not in __all__
 
 from aswa_hf._utils.commits import damage
-from aswa_hf._utils.files import make_folder, nearest_path, read_object, refuse_mistyped, write_json, write_text
+from aswa_hf._utils.files import nearest_path, new_folder, read_object, refuse_mistyped, write_json, write_text
 from aswa_hf._utils.paths import check_inside
 from aswa_hf._utils.pretrained import check_fractions, load_strictly
 from aswa_hf._utils.random_state import preserved_rng
@@ -154,14 +154,12 @@ def write_repository(run: str | Path, folder: str | Path, repo_id: str, **card: 
     run, folder = Path(run), Path(folder)
     check_repo_id(repo_id)
     check_run(run)
-    make_folder(folder)
-    if any(folder.iterdir()):
-        raise ValueError(f"{folder} is not empty. Choose another folder, so that files are not mixed.")
-    for pattern in (*SHIPPED, PICTURE):
-        for file in run.glob(pattern):
-            shutil.copyfile(file, folder / file.name)
-    write_json(folder / TRAJECTORY, complete_history(run))
-    write_card(folder, repo_id, **card)
+    with new_folder(folder):
+        for pattern in (*SHIPPED, PICTURE):
+            for file in run.glob(pattern):
+                shutil.copyfile(file, folder / file.name)
+        write_json(folder / TRAJECTORY, complete_history(run))
+        write_card(folder, repo_id, **card)
     return folder
 
 

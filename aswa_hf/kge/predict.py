@@ -20,7 +20,7 @@ from aswa_hf.hub_requests import bounded_requests
 from aswa_hf.kge.configuration_kge import KGEConfig
 from aswa_hf.kge.modeling_kge import KGEModel
 from aswa_hf.kge.vocab import FILES, KEYS, KGVocab, take_labels
-from aswa_hf.run_folder import CONFIG, WEIGHTS, check_unchanged, read_config
+from aswa_hf.run_folder import CONFIG, WEIGHTS, check_unchanged, checkpoints, read_config
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
@@ -80,6 +80,11 @@ class LinkPredictor:
             model = KGEModel.from_pretrained(path_or_repo, **options)
             check_fractions(model, Path(config).parent)
         except OSError as error:
+            if Path(path_or_repo).is_dir() and (found := checkpoints(path_or_repo)):
+                raise OSError(
+                    f"The run in {path_or_repo} was not finished. Resume it with --resume, or give one of its "
+                    f"checkpoints, such as {found[-1]}. ({error})"
+                ) from error
             raise OSError(
                 f"Found no link predictor at {str(path_or_repo)!r}: neither a folder with a saved model nor a Hub "
                 f"repository ({error})"

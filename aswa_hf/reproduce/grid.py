@@ -79,7 +79,7 @@ def shown(seconds: float) -> str:
 
 def _report(run: GridRun, error: Exception, failed: dict[GridRun, str], console: Console) -> None:
     failed[run] = " ".join(str(error).split()) or type(error).__name__
-    console.print(f"[red]failed[/] {run}: {escape(failed[run])}", soft_wrap=True)
+    console.print(f"[red]failed[/] {escape(f'{run}: {failed[run]}')}", markup=True, soft_wrap=True)
 
 
 def _keep_traceback(folder: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from huggingface_hub import HfApi
 
-from aswa_hf._utils.files import make_folder, read_object, write_json, write_text
+from aswa_hf._utils.files import new_folder, read_object, write_json, write_text
 from aswa_hf.hub.push import MAIN_BRANCH, Branch, push_token, pushing
 from aswa_hf.hub.repository import SHIPPED, check_repo_id, complete_history
 from aswa_hf.hub_requests import TIMEOUT, bounded_requests
@@ -71,18 +71,16 @@ def write_space(run: str | Path, folder: str | Path, repo_id: str | None = None)
     source = open_source(run)
     pinned = requirements(source.kind)
     folder = Path(folder)
-    make_folder(folder)
-    if any(folder.iterdir()):
-        raise ValueError(f"{folder} is not empty. Choose another folder, so that files are not mixed.")
-    on_the_hub = not Path(run).is_dir()
-    if not on_the_hub:
-        _copy_run(source, folder / RUN)
-    package = Path(__file__).parent.parent
-    shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
-    write_text(folder / "app.py", APP.format(run=source.name if on_the_hub else RUN))
-    write_text(folder / "requirements.txt", "\n".join(pinned) + "\n")
-    front = front_matter(source, gradio, model=source.name if on_the_hub else None)
-    write_text(folder / CARD, README.format(front=front, title=source.title.replace("\n", " ")))
+    with new_folder(folder):
+        on_the_hub = not Path(run).is_dir()
+        if not on_the_hub:
+            _copy_run(source, folder / RUN)
+        package = Path(__file__).parent.parent
+        shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+        write_text(folder / "app.py", APP.format(run=source.name if on_the_hub else RUN))
+        write_text(folder / "requirements.txt", "\n".join(pinned) + "\n")
+        front = front_matter(source, gradio, model=source.name if on_the_hub else None)
+        write_text(folder / CARD, README.format(front=front, title=source.title.replace("\n", " ")))
     return folder
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from concurrent import futures
@@ -228,7 +229,9 @@ def push_at_end(trainer: Trainer, repo_id: str) -> str | None:
         wait_for_checkpoint_pushes(trainer)
         url = push_to_hub(folder, repo_id, **options)
     except (OSError, ValueError) as error:
-        logger.error(f"{error} The model is saved in {folder}; to push it: aswa-hf push {folder} {repo_id}")
+        logger.error(
+            f"{error} The model is saved in {folder}; to push it: aswa-hf push {shlex.quote(str(folder))} {repo_id}"
+        )
         return None
     logger.info(f"Pushed to {url}")
     return url

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 from functools import partial
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import timm
 import torch
 import warm
 from commands import call, outcome
+from kge_graphs import random_graph
 from places import HELPERS, PACKAGE
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
@@ -142,6 +144,20 @@ def strict(text):
 
 
 @pytest.mark.filterwarnings("default:The validation score of the")
+def test_folders_may_have_any_name_and_printed_commands_can_be_pasted(run_here, tmp_path):
+    data = tmp_path / "[bold] a:smile:b [" / "] [" / "graph]"  # [/…] closes what is not open in rich
+    random_graph(data)
+    output = tmp_path / "it's $(id)" / "[" / "run]"
+    options = ["--dim", 4, "--epochs", 1, "--strategies", "aswa,last"]
+    status, printed, complaint = run_here("train", "kge", "--dataset", data, *options, "--output-dir", output)
+    assert status == 0, complaint
+    assert printed.startswith("graph]: ")
+    command = printed.splitlines()[-1].partition("predict with: ")[2]
+    assert shlex.split(command)[:3] == ["aswa-hf", "predict", str(output)]
+    status, _, complaint = run_here("predict", output, "--head", "e1", "--relation", "r1")
+    assert status == 0, complaint
+
+
 def test_a_diverged_run_is_one_line_and_saves_no_weights(run_here, tmp_path):
     train = ("train", "kge", "--dataset", "countries", "--dim", "8", "--epochs", "2", "--lr", "1e30")
     for strategies, reason in [("aswa,last", "no decision point had a finite mrr"), ("last", "not finite numbers")]:

@@ -1,5 +1,6 @@
 """Runs pushed to a Hub on loopback: one commit, a card that tells the truth, and models that anyone loads."""
 
+import errno
 import hashlib
 import json
 import math
@@ -399,6 +400,21 @@ def test_weights_that_do_not_fit_or_are_not_finite_are_not_shipped(kge_run, imag
         with pytest.raises(ValueError, match=error):
             write_repository(damaged(source, name, change), tmp_path / "out", "user/model")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("existed", [False, True])
+def test_a_repository_that_could_not_be_written_whole_leaves_no_files(kge_run, tmp_path, monkeypatch, existed):
+    def fail(*args, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if existed:
+        (tmp_path / "out").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr("aswa_hf.hub.repository.write_card", fail)
+        with pytest.raises(OSError, match="No space left"):
+            write_repository(kge_run, tmp_path / "out", "user/model")
+    assert (tmp_path / "out").exists() == existed
+    write_repository(kge_run, tmp_path / "out", "user/model")  # and can be repeated
 
 
 def test_running_weights_that_are_damaged_or_do_not_fit_are_not_shipped(hub, kge_run, tmp_path):

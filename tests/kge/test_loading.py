@@ -1,5 +1,6 @@
 """Damaged weights of a link predictor are refused by name, never replaced by random numbers."""
 
+import shutil
 import subprocess
 import sys
 
@@ -76,6 +77,14 @@ def test_a_pickle_is_not_opened(saved):
     (saved / "model.safetensors").unlink()
     with pytest.raises(OSError, match=r"model\.safetensors"):
         LinkPredictor.from_pretrained(saved)
+
+
+def test_of_an_unfinished_run_a_checkpoint_is_named(saved):
+    run = saved.parent / "run"
+    shutil.copytree(saved, run / "checkpoint-12")
+    with pytest.raises(OSError, match=r"run was not finished\. Resume it with --resume, .* such as .*checkpoint-12\."):
+        LinkPredictor.from_pretrained(run)
+    LinkPredictor.from_pretrained(run / "checkpoint-12")
 
 
 def test_whole_numbers_for_weights_are_refused(saved):
