@@ -29,6 +29,7 @@ DEBUG = "--debug"
 INTERRUPTED = 130  # typer's exit status for Ctrl-C
 HOW_TO_RESUME = {"train": "; --resume continues from the last checkpoint", "reproduce": "; the same command resumes"}
 OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "not enough memory", "Storage size calculation overflowed")
+LOST = ("gloo/transport", "remote process exited")  # gloo's and NCCL's words
 UNWRITABLE = ("PytorchStreamWriter failed", "file write failed", "No space left on device")
 
 
@@ -92,6 +93,7 @@ def main() -> None:
         # Its report on the tensors of a file comes before our one line, and says that random weights were taken.
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     warnings.showwarning = _show_warning
+    how_to_resume = HOW_TO_RESUME.get("".join(arguments[:1]), "")
     try:
         with closing_process_group():
             status = app(arguments, standalone_mode=False)  # typer itself would draw a box around wrong usage
@@ -103,18 +105,20 @@ def main() -> None:
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             _show_usage(error)
             sys.exit(error.exit_code)
-        sys.exit(f"aswa-hf: {_line(error)}")
+        sys.exit(f"aswa-hf: {_line(error, how_to_resume)}")
     if status == INTERRUPTED:
-        how = HOW_TO_RESUME.get("".join(arguments[:1]), "")
-        sys.stderr.write(f"\naswa-hf: interrupted{how}\n")
+        sys.stderr.write(f"\naswa-hf: interrupted{how_to_resume}\n")
     sys.exit(status if isinstance(status, int) else 0)
 
 
-def _line(error: BaseException) -> str:
+def _line(error: BaseException, how_to_resume: str = "") -> str:
     """An error in one line; an unexpected one is shown with its type."""
     text = " ".join(str(error).split())
     if reason := _exhausted(error):
         return reason
+    if isinstance(error, RuntimeError) and any(sign in text for sign in LOST):
+        what = re.sub(r"^\[\S+\] ", "", text).partition(". ")[0]
+        return f"Another process of this run has ended or cannot be reached ({what}): see its output{how_to_resume}"
     # An import that fails has the name of the module; an error of our own says what to install.
     is_ours = isinstance(error, ImportError) and error.name is None
     if (isinstance(error, (ValueError, TypeError, OSError)) or is_ours) and text:

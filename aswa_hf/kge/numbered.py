@@ -10,6 +10,7 @@ by a hash of their labels, in effect at random: frequent ones spread evenly over
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -118,7 +119,7 @@ class _Numbering:
         """Numbers the labels part by part, and writes the ids to the places where they occur; returns how many."""
         # Not known before the end; int32 is enough if even distinct labels everywhere would fit.
         kind = np.int32 if 2 * self.rows < 2**31 else np.int64
-        ends = [np.memmap(self.folder / f"end-{k}", dtype=kind, mode="w+", shape=(self.rows,)) for k in (0, 1)]
+        ends = [_new_map(self.folder / f"end-{k}", kind, self.rows) for k in (0, 1)]
 
         def distinct() -> Iterator[Any]:
             first = 0
@@ -127,14 +128,16 @@ class _Numbering:
                     table = pa.ipc.open_stream(source).read_all()
                 if not len(table):
                     continue
-                labels = table["label"].combine_chunks().dictionary_encode()
-                ids = first + labels.indices.to_numpy().astype(kind)
-                rows, which = np.divmod(table["place"].to_numpy(), 2)
-                for k in (0, 1):
-                    ends[k][rows[which == k]] = ids[which == k]
-                first += len(labels.dictionary)
+                # Chunk by chunk: all occurrences of a frequent label are in one part, however many they are.
+                chunks = table["label"].dictionary_encode().chunks  # with one dictionary for all of them
+                for labels, places in zip(chunks, table["place"].chunks, strict=True):
+                    ids = first + labels.indices.to_numpy().astype(kind)
+                    rows, which = np.divmod(places.to_numpy(), 2)
+                    for k in (0, 1):
+                        ends[k][rows[which == k]] = ids[which == k]
+                first += len(chunks[-1].dictionary)
                 self._part(number).unlink()
-                yield labels.dictionary
+                yield chunks[-1].dictionary
 
         total = _write_labels(self.result / "entities.arrow", distinct())
         by = np.memmap(self.folder / "relations", dtype=np.int32, mode="r", shape=(self.rows,))
@@ -147,6 +150,14 @@ class _Numbering:
                 file.write_batch(batch)
             first += count
         return total
+
+
+def _new_map(path: Path, kind: Any, rows: int) -> np.ndarray:
+    """A new array in a file, whose space is reserved: a mapped page that finds the disk full ends the process."""
+    with path.open("wb") as file:
+        if hasattr(os, "posix_fallocate"):  # not on macOS
+            os.posix_fallocate(file.fileno(), 0, rows * np.dtype(kind).itemsize)
+    return np.memmap(path, dtype=kind, mode="r+", shape=(rows,))
 
 
 def _blocks(path: Path, bar: Any) -> Iterator[list[Any]]:
@@ -167,6 +178,9 @@ def _blocks(path: Path, bar: Any) -> Iterator[list[Any]]:
                     empty = pc.index(pc.equal(pc.utf8_trim_whitespace(batch[name]), ""), True).as_py()
                     if empty >= 0:
                         raise ValueError(f"{path}, triple {row + empty + 1} has an empty {name}. Give it a label.")
+                    zero = pc.index(pc.match_substring(batch[name], "\0"), True).as_py()
+                    if zero >= 0:
+                        raise ValueError(f"{path}, triple {row + zero + 1} has a zero byte. Save the file as UTF-8.")
                 yield [batch[name] for name in COLUMNS]
                 row += len(batch)
                 bar.update(raw.tell() - done)
@@ -177,6 +191,10 @@ def _blocks(path: Path, bar: Any) -> Iterator[list[Any]]:
                 f"{path} cannot be read after triple {row}: {reason}. Expected head, relation and tail in every line, "
                 "separated by tabs."
             ) from None
+        except OSError as error:
+            if error.errno is not None or path.suffix != ".gz":
+                raise
+            raise ValueError(f"{path} is not a complete gzip file ({error}). Compress or download it again.") from None
 
 
 def _hashes(labels: Any) -> np.ndarray:

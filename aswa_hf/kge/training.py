@@ -128,6 +128,7 @@ def paper_arguments(output_dir: str, **options: Any) -> TrainingArguments:
         "save_strategy": "no",
         "report_to": "none",
         "dataloader_pin_memory": torch.cuda.is_available(),
+        "ddp_find_unused_parameters": False,  # every step uses all of them; the Trainer's default warns about that
     }
     return TrainingArguments(output_dir=output_dir, **(defaults | options))
 

@@ -77,6 +77,21 @@ def test_a_full_disk_ends_a_run_in_one_line(tmp_path, monkeypatch, told):
     assert "is the disk full?" in line
 
 
+def test_a_lost_process_is_one_line_that_says_how_to_resume(tmp_path, monkeypatch):
+    def step(*args, **options):
+        raise RuntimeError(
+            "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:545] Read error [127.0.0.1]:15519: Connection "
+            "reset by peer. This is typically caused by a remote worker hanging or bugs in the application."
+        )
+
+    monkeypatch.setattr("aswa_hf.kge.KGETrainer.training_step", step)
+    line = refused("train", "kge", "--output-dir", tmp_path / "run", "--dataset", "countries", "--dim", 4)
+    assert line == (
+        "aswa-hf: Another process of this run has ended or cannot be reached (Read error [127.0.0.1]:15519: "
+        "Connection reset by peer): see its output; --resume continues from the last checkpoint"
+    )
+
+
 def test_mistyped_folders_are_not_taken_for_repositories(tmp_path, monkeypatch):
     (tmp_path / "runs" / "umls-keci").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)

@@ -24,13 +24,13 @@ from aswa_hf._utils.sharding import RowSharded
 from aswa_hf._utils.training_state import load_weights, save_training
 from aswa_hf.experiments.kge import train_kge
 from aswa_hf.experiments.settings import KGERun
-from aswa_hf.kge import KGEModel, LinkPredictor, answer_query, evaluate_link_prediction, modeling_kge
+from aswa_hf.kge import KGEConfig, KGEModel, LinkPredictor, answer_query, evaluate_link_prediction, modeling_kge
 from aswa_hf.kge.data import KnowledgeGraph, load_kg
 from aswa_hf.kge.optimizers import RowwiseAdagrad
 from aswa_hf.kge.queries.ranking import evaluate_queries
 from aswa_hf.kge.queries.sampling import generate_queries
 from aswa_hf.kge.ranking import rank_triples
-from aswa_hf.kge.sharded import BalancedBatches, files, load_sharded, shard_entities
+from aswa_hf.kge.sharded import BalancedBatches, build_sharded, files, load_sharded, shard_entities
 from aswa_hf.kge.sharded import ranking as sharded_ranking
 from aswa_hf.kge.training import training_examples
 from aswa_hf.loop import fit
@@ -288,6 +288,7 @@ def bad_inputs(folder: Path) -> dict[str, str]:
         "other random numbers": lambda: dropping(*queries, **labels),
         "a matrix of labels": lambda: model(*queries, labels=torch.zeros(3, 13)),
         "other weights": lambda: shard_entities(other),
+        "other relations": lambda: build_sharded(KGEConfig(num_relations=3 + rank(), num_entities=9, scorer="keci")),
         "too many processes": lambda: RowSharded(world_size() - 1),
         "another table": lambda: load_weights(folder / "larger.safetensors", model),
         "no file": lambda: load_weights(folder / f"{'larger' if rank() else 'nothing'}.safetensors", larger),

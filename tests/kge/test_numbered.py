@@ -71,6 +71,7 @@ def test_queries_of_ids_too_large_to_number_their_triples_are_the_same():
     [
         ("a\tlikes\tb\nc\tlikes\n", r"train.txt cannot be read after triple 0: .*Expected head, relation and tail"),
         ("a\tlikes\tb\nc\t \td\n", r"train.txt, triple 2 has an empty relation"),
+        ("a\tlikes\tb\nc\tlikes\td\0\n", r"train.txt, triple 2 has a zero byte"),
         ("", r"train.txt"),
     ],
 )
@@ -79,6 +80,24 @@ def test_bad_text_is_an_error_that_leaves_nothing(tmp_path, content, message):
     with pytest.raises(ValueError, match=message):
         number_graph(source, tmp_path / "numbered", progress=False)
     assert [path.name for path in tmp_path.iterdir()] == ["text"]
+
+
+@pytest.mark.parametrize("change", [lambda data: data[:-20], lambda data: data[:30] + b"damaged" + data[37:]])
+def test_a_damaged_gzip_file_is_named(folder, change):
+    path = folder / "text" / "test.txt.gz"
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(ValueError, match=r"test.txt.gz is not a complete gzip file"):
+        number_graph(folder / "text", folder / "numbered", progress=False)
+
+
+def test_a_disk_without_space_for_the_ids_is_an_error_that_leaves_nothing(folder, monkeypatch):
+    def no_space(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(numbered.os, "posix_fallocate", no_space, raising=False)
+    with pytest.raises(OSError, match="No space left on device"):
+        number_graph(folder / "text", folder / "numbered", progress=False)
+    assert [path.name for path in folder.iterdir()] == ["text"]
 
 
 def test_an_existing_folder_and_other_formats_are_refused(folder, tmp_path):

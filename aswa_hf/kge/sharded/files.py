@@ -20,6 +20,7 @@ from torch import Tensor
 
 from aswa_hf._utils.distributed import rank, succeeding_together, world_size
 from aswa_hf._utils.files import make_folder, read_json, replacing
+from aswa_hf._utils.paths import WeightsIndex, is_file_name
 from aswa_hf._utils.tensors import DTYPES, read_header
 from aswa_hf.kge.sharded.table import EntityShard
 
@@ -109,8 +110,14 @@ def read_rows(folder: Path, name: str, shape: tuple[int, ...], rows: slice) -> I
     """
     path = folder / "model.safetensors"
     if not path.exists() and (index := folder / "model.safetensors.index.json").exists():
-        files = read_json(index)["weight_map"]
-        path = folder / files.get(name, "model.safetensors")
+        files = read_json(index, WeightsIndex).get("weight_map", {})
+        if name not in files:
+            raise ValueError(f"{index} has no tensor {name!r}: it does not hold this model.")
+        if not is_file_name(files[name]):
+            raise ValueError(
+                f"{index}: {name!r} is in {files[name]!r}. Expected the name of a file in the same folder."
+            )
+        path = folder / files[name]
     entries, _ = read_header(path)
     if name not in entries:
         raise ValueError(f"{path} has no tensor {name!r}: it does not hold this model.")

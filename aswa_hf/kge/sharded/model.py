@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 TABLE = "entity_embeddings"
 # The prefix of the names of sharded classes.
 PREFIX = "Sharded"
+_SAME_GRAPH = "All processes must load the same graph, and build the same model."
 _SAME_BATCHES = (
     "All processes must work on the same batches: give each the same data, the same seed and a loader that is not "
     "divided among processes."
@@ -228,6 +229,9 @@ def _with_shard(model: KGEModel, **kind: Any) -> EntityShard:
     """Makes a model a sharded one, with a table whose rows are not set yet."""
     config = model.config
     _require_inverses(config)
+    if kind["device"].type != "meta":
+        numbers = {f"the number of {what}": getattr(config, f"num_{what}") for what in ("entities", "relations")}
+        refuse_differences(numbers | {"dim": config.dim}, kind["device"], _SAME_GRAPH)
     if config.entity_dropout and world_size() > 1:
         raise ValueError(
             f"entity_dropout={config.entity_dropout} is not supported with sharded entities: it draws numbers for the "

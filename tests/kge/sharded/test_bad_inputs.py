@@ -8,6 +8,7 @@ EXPECTED = {
     "other random numbers": "ValueError: The processes differ in their random state, which dropout needs",
     "a matrix of labels": "ValueError: A matrix of labels of all 13 entities is not supported with sharded entities",
     "other weights": "ValueError: The processes differ in the weights of the model",
+    "other relations": "ValueError: The processes differ in the number of relations: 3 to 4",
     "too many processes": "ValueError: A table of 1 rows cannot be sharded over 2 processes.*at most 1 proc",
     "another table": r"ValueError: .*'entity_embeddings.weight' has the shape \(14, 8\), expected \(13, 8\)",
     "no file": "OSError|FileNotFoundError",

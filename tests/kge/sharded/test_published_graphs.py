@@ -19,6 +19,7 @@ RUNS = {
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # FB15k-237 takes four minutes of CPU time, which is more than ten on busy cores
 @pytest.mark.filterwarnings("ignore:FB15k-237 contains labels")
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_on_a_published_graph_is_that_of_one_process(processes, tmp_path, name):

@@ -5,7 +5,8 @@ import sharded_jobs
 import torch
 from sharded_jobs import assert_near
 
-from aswa_hf.kge import KGEModel
+from aswa_hf.kge import KGEConfig, KGEModel
+from aswa_hf.kge.sharded import load_sharded
 from aswa_hf.run_folder import checkpoints
 
 
@@ -68,3 +69,29 @@ def test_a_saved_model_is_an_ordinary_one(processes, folder):
         assert one["class"] == "ShardedTuckER"
         for name, weights in one["weights"].items():
             assert model.state_dict()[name].tolist() == weights
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ('{"weight_map": {"entity_embeddings.weight": "../elsewhere.safetensors"}}', "Expected the name of a file in"),
+        (
+            '{"weight_map": {"relation_embeddings.weight": "a.safetensors"}}',
+            "has no tensor 'entity_embeddings",
+        ),
+        ('{"weight_map": ["a.safetensors"]}', "weight_map"),
+    ],
+)
+def test_an_index_of_weights_that_does_not_fit_is_named(tmp_path, index, message):
+    KGEConfig(num_entities=5, num_relations=2, dim=4, scorer="complex").save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ValueError, match=message):
+        load_sharded(tmp_path)
+
+
+def test_a_plain_model_in_several_files_is_loaded_in_parts(tmp_path):
+    model = KGEModel(KGEConfig(num_entities=40, num_relations=2, dim=8, scorer="complex"))
+    model.save_pretrained(tmp_path, max_shard_size="1KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) == 2
+    for name, tensor in load_sharded(tmp_path).state_dict().items():
+        assert torch.equal(tensor, model.state_dict()[name])
