@@ -116,6 +116,7 @@ def test_a_sample_of_faults_leaves_nothing_or_all(hub, run, caplog):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3000)
 def test_every_fault_leaves_nothing_or_all(hub, run, caplog, record_property):
     longest = 0.0
     for number, case in enumerate(ALL):

@@ -370,6 +370,15 @@ def test_the_page_holds_everything_and_loads_nothing(many, tmp_path):
     assert all(picture.startswith(b"\x89PNG") for picture in beside)
 
 
+def test_an_example_without_code_is_shown_without_any(tmp_path):
+    example = {"about": "Probabilities of the first image:", "output": "7  0.9"}
+    run = run_folder(tmp_path / "run", result(0.5, 0.4, example=example))
+    write_report([run], tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<pre>7  0.9</pre>" in text
+    assert "None" not in Page(text).text
+
+
 def test_the_page_says_where_aswa_loses_and_what_was_counted_once(many, tmp_path):
     told = write_report(many, tmp_path / "report.html")
     page = Page((tmp_path / "report.html").read_text(encoding="utf-8")).text
