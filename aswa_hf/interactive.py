@@ -48,18 +48,24 @@ def reason(trajectory: Trajectory, index: int, *, greater_is_better: bool = True
     """Returns in one sentence why a decision point of ASWA was decided as it was."""
     record = trajectory[index]
     before = trajectory[index - 1].score if index else None
-    running, lookahead, ensemble = (number(s) for s in (record.running_score, record.lookahead_score, before))
+    lookahead, ensemble = number(record.lookahead_score), number(before)
+    # With DenseASWA the better of the running model and of the mean of the steps takes part, the mean on a tie.
+    mean = record.snapshot_score
+    dense = mean is not None and not is_better(record.running_score, mean, greater_is_better)
+    candidate = "mean of the steps" if dense else "running model"
+    score = mean if dense else record.running_score
     if record.decision is Decision.INIT:
-        return "There was no ensemble yet: the running weights start it."
+        return f"There was no ensemble yet: the {candidate if dense else 'running weights'} start{'s' * dense} it."
     if record.decision is Decision.HARD:
         return (
-            f"The running model ({running}) beats the look-ahead ({lookahead}) and the ensemble ({ensemble}): the "
+            f"The {candidate} ({number(score)}) beats the look-ahead ({lookahead}) and the ensemble ({ensemble}): the "
             "average starts over from it."
         )
     if record.decision is Decision.SOFT:
+        joins = "it" if mean is None else "the mean of the steps"
         return (
-            f"The look-ahead ({lookahead}) beats the ensemble ({ensemble}), and the running model ({running}) does "
-            f"not beat the look-ahead: it joins the average as snapshot {record.members}."
+            f"The look-ahead ({lookahead}) beats the ensemble ({ensemble}), and the {candidate} ({number(score)}) "
+            f"does not beat the look-ahead: {joins} joins the average as snapshot {record.members}."
         )
     unusable = [
         name
@@ -68,10 +74,10 @@ def reason(trajectory: Trajectory, index: int, *, greater_is_better: bool = True
     ]
     if unusable:
         return f"The score of the {' and of the '.join(unusable)} is not a finite number: nothing changes."
-    if is_better(record.running_score, before, greater_is_better) and is_usable(before):
+    if is_better(score, before, greater_is_better) and is_usable(before):
         return f"The look-ahead ({lookahead}) does not beat the ensemble ({ensemble}): nothing changes."
     return (
-        f"Neither the running model ({running}) nor the look-ahead ({lookahead}) beats the ensemble ({ensemble}): "
+        f"Neither the {candidate} ({number(score)}) nor the look-ahead ({lookahead}) beats the ensemble ({ensemble}): "
         "nothing changes."
     )
 

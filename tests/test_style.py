@@ -2,6 +2,7 @@
 
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -103,6 +104,29 @@ def test_every_decision_has_its_reason(trajectory):
         "Epoch 3: soft",
         "running model 0.6000, look-ahead 0.8000, ensemble 0.8000, 2 snapshots",
     ]
+
+
+def test_of_dense_aswa_the_reason_names_the_mean_of_the_steps_where_it_decided():
+    found = Trajectory(
+        replace(one, snapshot_score=mean)
+        for one, mean in (
+            (record(0, "init", 0.4, None, 0.5, 1), 0.5),
+            (record(1, "hard", 0.5, 0.6, 0.7, 1), 0.7),
+            (record(2, "hard", 0.8, 0.6, 0.8, 1), 0.7),
+            (record(3, "soft", 0.6, 0.9, 0.9, 2), 0.7),
+            (record(4, "reject", 0.6, 0.85, 0.9, 2), 0.8),
+        )
+    )
+    for index, text in enumerate(
+        (
+            "the mean of the steps starts it",
+            "The mean of the steps (0.7000) beats the look-ahead (0.6000) and the ensemble (0.5000)",
+            "The running model (0.8000) beats the look-ahead (0.6000) and the ensemble (0.7000)",
+            "the mean of the steps (0.7000) does not beat the look-ahead: the mean of the steps joins the average",
+            "Neither the mean of the steps (0.8000) nor the look-ahead (0.8500)",
+        )
+    ):
+        assert text in reason(found, index)
 
 
 def test_without_hard_updates_a_running_model_may_be_better_than_the_ensemble():

@@ -12,7 +12,6 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # nothing is sent an
 
 import gradio as gr
 
-from aswa_hf.interactive import main_trajectory
 from aswa_hf.space import render
 from aswa_hf.space.images import Images
 from aswa_hf.space.links import Clicks, Links, Question, question_text
@@ -101,15 +100,19 @@ def _markdown(text: str) -> str:
 
 
 def _summary(source: Source) -> str:
-    trajectory = source.trajectories.get(main_trajectory(source.trajectories)) if source.trajectories else None
-    if not trajectory:
+    if source.main is None:
         return "A model without a history of its weights."
+    trajectory = source.trajectories[source.main]
     decisions = [record.decision.value for record in trajectory]
-    return (
-        f"Weights chosen by Adaptive Stochastic Weight Averaging: {len(decisions)} decisions, "
-        f"{decisions.count('soft')} soft, {decisions.count('hard')} hard, {decisions.count('reject')} rejected; "
-        f"{trajectory[-1].members} snapshots are in the final weights."
+    snapshots = trajectory[-1].members
+    made = (
+        f"{len(decisions)} decisions, {decisions.count('soft')} soft, {decisions.count('hard')} hard, "
+        f"{decisions.count('reject')} rejected; {snapshots} snapshot{' is' if snapshots == 1 else 's are'} in"
     )
+    if source.applied not in (None, source.main):
+        return f"The weights of the strategy {_markdown(str(source.applied))}. {source.main} made {made} its average."
+    name = "Adaptive Stochastic Weight Averaging" + (" over every step" if source.main == "dense-aswa" else "")
+    return f"Weights chosen by {name}: {made} the final weights."
 
 
 def _shown(compute: Callable[..., str], *arguments: Any) -> str:
@@ -131,7 +134,8 @@ def _entity_box(links: Links, label: str, value: str, identifier: str) -> tuple[
     def completed(text: str, chosen: str | None) -> Any:
         if text == chosen:  # the box was filled from the list, which stays as it is
             return gr.skip()
-        return gr.update(choices=links.complete(text, limit=OFFERS), value=None)
+        fitting = links.complete(text, limit=OFFERS)
+        return gr.update(choices=fitting, value=None, label="Labels that fit" if fitting else "No label contains this")
 
     # Not `input`, which does not happen when text is pasted.
     box.change(completed, [box, offers], offers, trigger_mode="always_last", queue=False, **QUIET)
@@ -292,10 +296,10 @@ def _write(texts: Texts) -> None:
 
 
 def _history(source: Source) -> None:
-    if not source.trajectories:
+    if source.main is None:
         gr.HTML(render.history(source))
         return
-    points = len(source.trajectories[main_trajectory(source.trajectories)])
+    points = len(source.trajectories[source.main])
     plot = gr.HTML(render.history(source, points - 1), elem_id="trajectory")
     chosen = gr.Slider(
         1, max(points, 2), value=points, step=1, label="The ensemble as it was after decision point", elem_id="point"

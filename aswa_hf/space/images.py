@@ -91,7 +91,7 @@ def write_examples(source: Source, folder: Path, count: int = 8) -> list[Path]:
     for row in chosen:
         picture = _as_picture(test[row]["image"])
         path = folder / f"{_plain(names[labels[row]])}-{row}.png"
-        picture.resize((max(96, picture.width),) * 2 if picture.width < 96 else picture.size, resample=0).save(path)
+        picture.save(path)  # in its own size: resized twice, it would not be what the model was trained to see
         paths.append(path)
     return paths
 

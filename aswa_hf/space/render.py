@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from aswa_hf.interactive import CSS as PLOT_CSS
-from aswa_hf.interactive import describe, main_trajectory, number, trajectory_svg
+from aswa_hf.interactive import describe, number, trajectory_svg
 from aswa_hf.space.links import Answer, Edge
 from aswa_hf.space.source import Source, label_of
 from aswa_hf.style import css_colors
@@ -51,6 +51,7 @@ CSS = (
 .aswa .nodes { max-width: 640px; display: block; margin: 0 auto; }
 .aswa .around { max-width: 640px; margin: 0 auto; text-align: center; }
 .gradio-container .aswa .around h4 { margin: 12px 0 0; }
+#image-input img { object-fit: contain !important; min-height: 160px; }  /* small pictures can be seen */
 #hops-message:not(:has(.error)) { display: none; }  /* an empty message takes no room */
 .aswa .nodes text { fill: var(--ink); font: 13px system-ui, sans-serif; }
 .aswa .nodes .relation { fill: var(--soft-ink); font-size: 11px; }
@@ -64,6 +65,8 @@ CSS = (
 .aswa .output { min-height: 3em; background: var(--card); }
 .aswa .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 280px), 1fr)); gap: 12px; }
 .gradio-container button[role="tab"].selected { color: var(--ours) !important; }
+.gradio-container :is(button, input, textarea):focus-visible { outline: 2px solid var(--ours) !important; }
+.gradio-container :is(button, input[type="radio"], input[type="checkbox"]):focus-visible { outline-offset: 2px; }
 @media (max-width: 640px) {
   .aswa .wide-only { display: none; } .aswa .narrow-only { display: block; }
   .aswa .bar { min-width: 40px; } .aswa th, .aswa td { padding: 5px 4px; }
@@ -242,20 +245,19 @@ def texts(found: Mapping[str, str]) -> str:
 
 def history(source: Source, chosen: int | None = None) -> str:
     """Returns the trajectory of a run as an interactive picture."""
-    if not source.trajectories:
+    if source.main is None:
         return piece('<p class="quiet">This model has no trajectory file, so its history is not known.</p>')
     options: dict[str, Any] = {"greater_is_better": source.greater_is_better, "chosen": chosen}
-    wide = trajectory_svg(source.trajectories, metric=source.metric, width=1200, **options)
+    shown = {source.main: source.trajectories[source.main]}
+    wide = trajectory_svg(shown, metric=source.metric, width=1200, **options)
     # On a phone there is nothing to point with: the slider shows what each decision did.
-    narrow = trajectory_svg(
-        source.trajectories, metric=source.metric, panel=False, width=360, explained=False, **options
-    )
+    narrow = trajectory_svg(shown, metric=source.metric, panel=False, width=360, explained=False, **options)
     return piece(f'<div class="wide-only">{wide}</div><div class="narrow-only">{narrow}</div>')
 
 
 def point(source: Source, index: int) -> str:
     """Returns what a decision point did, and the weights of the ensemble as it was after it."""
-    trajectory = source.trajectories[main_trajectory(source.trajectories)]
+    trajectory = source.trajectories[source.main or ""]
     index = min(max(int(index), 0), len(trajectory) - 1)
     headline, scores, why = describe(trajectory, index, greater_is_better=source.greater_is_better)
     alphas = Trajectory(trajectory[: index + 1]).alphas

@@ -13,6 +13,7 @@ from aswa_hf._utils.files import read_object, refuse_mistyped
 from aswa_hf._utils.paths import check_inside
 from aswa_hf.hub.card import LABELS, read_card_data, render
 from aswa_hf.hub.repository import SHIPPED, complete_history
+from aswa_hf.interactive import ADAPTIVE, main_trajectory
 from aswa_hf.run_folder import ADAPTER_CONFIG, CARD, CONFIG, PICTURE, RESULTS, SETTINGS, TRAJECTORY, read_config
 from aswa_hf.trajectory import Trajectory, decode_numbers, load_trajectories
 
@@ -46,6 +47,13 @@ class Source:
             model = (read_config(self.folder / CONFIG).get("architectures") or [model])[0]
         parts = [str(part) for part in (model, self.about.get("dataset")) if part]
         return " on ".join(parts) or self.name
+
+    @property
+    def main(self) -> str | None:
+        """The strategy whose decisions are shown: the shipped one if it is a kind of ASWA, or else ASWA."""
+        if self.applied in ADAPTIVE and self.applied in self.trajectories:
+            return self.applied
+        return main_trajectory(self.trajectories) if self.trajectories else None
 
     def card(self) -> str:
         """Returns the text of the model card, without its metadata."""

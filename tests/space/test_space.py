@@ -27,6 +27,7 @@ from aswa_hf.space.images import Images
 from aswa_hf.space.links import MAX_RECENT, Clicks, Links, Question, question_text
 from aswa_hf.space.source import Reloading, open_source
 from aswa_hf.space.text import Texts
+from aswa_hf.trajectory import save_trajectories
 
 
 @pytest.fixture(scope="module")
@@ -253,6 +254,9 @@ def test_an_image_is_classified_as_the_model_sees_it(tmp_path):
 
 
 def test_examples_are_test_images_of_the_run(tmp_path):
+    import numpy as np
+
+    from aswa_hf.experiments.image import load_images
     from aswa_hf.experiments.settings import ImageRun
     from aswa_hf.space.images import write_examples
 
@@ -262,6 +266,10 @@ def test_examples_are_test_images_of_the_run(tmp_path):
     paths = write_examples(open_source(run), tmp_path / "examples", count=4)
     assert len(paths) == 4
     assert [path.name[0] for path in paths] == ["0", "1", "2", "3"]
+    test = load_images(ImageRun(dataset="digits"))["test"]
+    for path in paths:  # pixel by pixel, so that they are classified as in the evaluation
+        with Image.open(path) as picture:
+            assert np.array_equal(np.asarray(picture), test[int(path.stem.rpartition("-")[2])]["image"])
     assert len(write_examples(open_source(image_run(tmp_path / "other")), tmp_path / "none")) == 0
 
 
@@ -529,3 +537,20 @@ def test_weights_that_are_missing_or_not_finite_are_refused_by_name(damage, tmp_
         with pytest.raises((ValueError, OSError, RuntimeError), match=re.escape(expected)):
             load()
         path.write_bytes(kept)
+
+
+def test_the_decisions_shown_are_those_of_the_weights_that_are_shipped(tmp_path):
+    run = link_run(tmp_path / "run")
+    both = {"aswa": trajectory(), "dense-aswa": trajectory(["init", "soft", "soft", "soft"])}
+    for applied, main, members in (("aswa", "aswa", 2), ("dense-aswa", "dense-aswa", 4), ("best", "aswa", 2)):
+        save_trajectories(
+            run / "aswa_trajectory.json", both, metric="mrr", greater_is_better=True, applied=applied, run={}
+        )
+        source = open_source(run)
+        assert source.main == main
+        assert f"{main} ensemble" in render.history(source)
+        assert f"for each of {members}" in render.point(source, 99)
+    pytest.importorskip("gradio")
+    from aswa_hf.space.app import _summary
+
+    assert _summary(source).startswith("The weights of the strategy best. aswa made 8 decisions")
