@@ -13,8 +13,8 @@ import aswa_hf
 
 PACKAGE = Path(aswa_hf.__file__).parent
 
-# From the bottom up, in the order of the table in CONTRIBUTING.md. A part of the package imports from those before it in
-# this list, never from one behind it; a new part is given its place here.
+# From the bottom up, in the order of the table in CONTRIBUTING.md. A part of the package imports from those before it
+# in this list, never from one behind it; a new part is given its place here.
 ORDER = [
     "policy",
     "_utils",
