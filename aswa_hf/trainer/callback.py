@@ -261,12 +261,13 @@ class ASWACallback(TrainerCallback):
     ) -> None:
         if self._expected is None or metrics is None:
             return  # not the expected evaluation
-        data = self._bound().eval_dataset
+        trainer = self._bound()
+        data = trainer.eval_dataset
         datasets = list(data) if isinstance(data, dict) else [None]
         logged = state.log_history[-1] if state.log_history else {}
         if logged.get("step") != state.global_step:
             logged = {}
-        self._expected.update(metrics_of(metrics, logged, self.score, datasets[self._events]))
+        self._expected.update(metrics_of(trainer, metrics, logged, self.score, datasets[self._events]))
         self._events += 1
         if self._events < len(datasets):
             return
@@ -457,12 +458,12 @@ class ASWACallback(TrainerCallback):
             evaluating_on(trainer, self._subset, self._subset_loaders),
         ):
             if not self._datasets:
-                return metrics_of(trainer.evaluate(), logged, self.score)
+                return metrics_of(trainer, trainer.evaluate(), logged, self.score)
             metrics: dict[str, float] = {}
             for name in self._datasets:
                 logged.clear()
                 found = trainer.evaluate(eval_dataset=name, metric_key_prefix=f"eval_{name}")
-                metrics |= metrics_of(found, logged, self.score, name)
+                metrics |= metrics_of(trainer, found, logged, self.score, name)
         return metrics
 
     def _try_metric(self, args: TrainingArguments) -> None:

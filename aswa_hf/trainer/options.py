@@ -225,18 +225,20 @@ def order_callbacks(trainer: Trainer, callback: TrainerCallback) -> None:
 
 
 def metrics_of(
-    returned: Mapping[str, Any], logged: Mapping[str, Any], score: Score, dataset: str | None = None
+    trainer: Trainer, returned: Mapping[str, Any], logged: Mapping[str, Any], score: Score, dataset: str | None = None
 ) -> dict[str, Any]:
-    """Returns the metrics of an evaluation: those it returned, and those it only logged.
+    """The metrics of an evaluation: what it returned, and what only its log has.
 
-    A trainer may report None where no example of the evaluation has a value, as GRPO does for a reward. If the score
-    uses such a metric, or is a function, the metric is NaN here. Metrics that a trainer logs without the name of the
-    `dataset`, as TRL does with several evaluation datasets, get that name here.
+    A trainer with a `log` of its own may report None where no example of the evaluation has a value, as GRPO does for
+    a reward. What the score uses is then not a number; of a function, it is unknown what it uses. What it adds has no
+    name of a `dataset`, as TRL's metrics of several evaluation datasets: here it has.
     """
     numbers = {key: value for key, value in logged.items() if value is None or isinstance(value, (int, float))}
     found = {key: value for key, value in numbers.items() if key.startswith("eval_")} | dict(returned)
     if dataset is not None:
         found = {_key_of(dataset, key): value for key, value in found.items()}
+    if type(trainer).log is Trainer.log:
+        return found  # a None is of compute_metrics, which must return numbers
     missing = [key for key, value in found.items() if value is None and (key in score.keys or not score.keys)]
     return {key: value for key, value in found.items() if value is not None} | dict.fromkeys(missing, math.nan)
 
