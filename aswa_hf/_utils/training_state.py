@@ -30,8 +30,9 @@ def save_training(path: Path, model: nn.Module, optimizer: Any = None) -> None:
     tensors |= {f"weights/{name}": buffer for name, buffer in model.named_buffers()}
     content: dict[str, Any] = {"version": VERSION}
     if optimizer is not None:
-        state, groups = _by_name(model, getattr(optimizer, "optimizer", optimizer))  # accelerate wraps it
-        content["groups"] = groups
+        own = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
+        state, groups = _by_name(model, own)
+        content |= {"optimizer": type(own).__name__, "groups": groups}
         for name, values in state.items():
             for key, value in values.items():
                 found = value if isinstance(value, Tensor) else torch.tensor(value)
@@ -55,7 +56,7 @@ def load_weights(path: Path, model: nn.Module) -> None:
 
 
 def load_optimizer(path: Path, model: nn.Module, optimizer: Any) -> None:
-    """Restores the state of an optimizer; raises ValueError on every rank if it belongs to other parameters."""
+    """Restores the state of an optimizer; raises ValueError on every rank if it belongs to another one."""
     tables = row_sharded(model)
     own = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
     with _opened(path, model) as (content, tensors):
@@ -64,6 +65,11 @@ def load_optimizer(path: Path, model: nn.Module, optimizer: Any) -> None:
             if [group["params"] for group in groups] != [group["params"] for group in _by_name(model, own)[1]]:
                 raise ValueError(
                     f"{path} holds no optimizer state of these parameters. Resume with the same optimizer and model."
+                )
+            if content.get("optimizer", type(own).__name__) != type(own).__name__:
+                raise ValueError(
+                    f"{path} holds the state of {content['optimizer']}, not of {type(own).__name__}. Resume with the "
+                    "same optimizer."
                 )
         order = [name for group in groups for name in group["params"]]
         state: dict[int, dict[str, Any]] = {}

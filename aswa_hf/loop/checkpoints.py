@@ -143,7 +143,7 @@ class Place:
         folder = checkpoint_folder(root, self.step)
         temporary = _hidden(folder)
         try:
-            tables = _row_sharded(accelerator)
+            tables = sharded_model(accelerator)
             with succeeding_together(accelerator.device, SAVING_ERRORS):
                 with _names_of_the_module(accelerator), _without(tables, accelerator):
                     accelerator.save_state(str(temporary))
@@ -187,7 +187,7 @@ class Place:
         epochs: int,
     ) -> dict[str, Any]:
         """Restores a checkpoint: position, model, optimizer, scheduler and strategies. Returns what else it holds."""
-        tables = _row_sharded(accelerator)
+        tables = sharded_model(accelerator)
         universal = _engines_with_universal_files(accelerator)
         processes = None if universal else accelerator.num_processes
         refuse_other_sharding(folder, _sharding(accelerator, tables), processes=processes)
@@ -327,8 +327,11 @@ def _restore(state: Mapping[str, Any], loader: Any) -> None:
             part.generator.set_state(state["loader"][str(index)])
 
 
-def _row_sharded(accelerator: Accelerator) -> tuple[nn.Module, Any] | None:
-    """Returns model and optimizer if each process has its own rows of a table; else None."""
+def sharded_model(accelerator: Accelerator) -> tuple[nn.Module, Any] | None:
+    """Returns model and optimizer if each process has its own rows of a table; else None.
+
+    Raises ValueError if there are more of them than a checkpoint can hold.
+    """
     models = [unwrap(model) for model in accelerator._models]
     if not any(row_sharded(model) for model in models):
         return None

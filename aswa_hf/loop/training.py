@@ -40,7 +40,7 @@ from aswa_hf.comparison import (
     named_factories,
     why_empty,
 )
-from aswa_hf.loop.checkpoints import Place, drop_all_but, opened
+from aswa_hf.loop.checkpoints import Place, drop_all_but, opened, sharded_model
 from aswa_hf.loop.checks import (
     Stop,
     check_accelerator_supported,
@@ -157,6 +157,8 @@ def fit(
     check_clipping(model, max_grad_norm)
     if check_sharded_table(accelerator, module, train_loader, max_grad_norm):
         train_loader = undivided(train_loader)
+        if checkpoint_dir is not None:
+            sharded_model(accelerator)  # raises now what the first checkpoint would raise
     options: dict[str, Any] = {"batchnorm": batchnorm, "bn_batches": bn_batches, "dtype": dtype, "device": device}
     options |= {"greater_is_better": greater_is_better, "hard_updates": hard_updates}
     options |= {"train_batches": train_loader, "bn_forward": lambda batch: loss(module, batch)}

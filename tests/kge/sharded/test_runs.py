@@ -3,10 +3,16 @@
 import pytest
 import sharded_jobs
 import torch
+from accelerate import Accelerator
 from sharded_jobs import assert_near
+from torch.utils.data import DataLoader
 
-from aswa_hf.kge import KGEConfig, KGEModel
-from aswa_hf.kge.sharded import load_sharded
+from aswa_hf._utils.training_state import load_optimizer, save_training
+from aswa_hf.kge import KGEConfig, KGEModel, load_kg
+from aswa_hf.kge.optimizers import RowwiseAdagrad
+from aswa_hf.kge.sharded import build_sharded, load_sharded
+from aswa_hf.kge.training import training_examples
+from aswa_hf.loop import fit
 from aswa_hf.run_folder import checkpoints
 
 
@@ -95,3 +101,24 @@ def test_a_plain_model_in_several_files_is_loaded_in_parts(tmp_path):
     assert len(list(tmp_path.glob("*.safetensors"))) == 2
     for name, tensor in load_sharded(tmp_path).state_dict().items():
         assert torch.equal(tensor, model.state_dict()[name])
+
+
+def test_the_state_of_another_optimizer_is_refused(tmp_path):
+    model = build_sharded(KGEConfig(num_entities=5, num_relations=2, dim=4, scorer="complex"))
+    save_training(tmp_path / "training.safetensors", model, torch.optim.Adam(model.parameters()))
+    load_optimizer(tmp_path / "training.safetensors", model, torch.optim.Adam(model.parameters()))
+    with pytest.raises(ValueError, match="holds the state of Adam, not of RowwiseAdagrad"):
+        load_optimizer(tmp_path / "training.safetensors", model, RowwiseAdagrad(model.parameters()))
+
+
+def test_a_second_model_is_refused_before_training(folder, tmp_path):
+    accelerator = Accelerator(cpu=True)
+    kg = load_kg(folder / "graph")
+    model = build_sharded(kg.config(scorer="complex", dim=4))
+    accelerator.prepare(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="one model and one optimizer, got 2 and 1"):
+        fit(
+            accelerator, model, torch.optim.Adam(model.parameters()),
+            DataLoader(training_examples(kg, inverses=True), 16, collate_fn=list), lambda: 0.0, epochs=1,
+            loss=lambda *_: pytest.fail("it trained"), checkpoint_dir=tmp_path / "run",
+        )  # fmt: skip
