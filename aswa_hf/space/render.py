@@ -35,7 +35,7 @@ CSS = (
 .aswa .narrow-only { display: none; }
 .aswa thead th { overflow-wrap: normal; }
 .aswa thead th { color: var(--soft-ink); font-weight: 500; font-size: 13px; }
-.aswa td.n, .aswa th.n { text-align: right; white-space: nowrap; }
+.aswa td.n, .aswa th.n { text-align: right; white-space: nowrap; width: 1%; }
 .aswa tr.best td, .aswa tr.best th { font-weight: 650; }
 .aswa .bar { position: relative; height: 10px; border-radius: 5px; background: var(--line); min-width: 64px; }
 .aswa .bar span { position: absolute; inset: 0 auto 0 0; border-radius: 5px; background: var(--ours); }
@@ -263,8 +263,8 @@ def point(source: Source, index: int) -> str:
     alphas = Trajectory(trajectory[: index + 1]).alphas
     members = [i for i, alpha in enumerate(alphas) if alpha > 0]
     inside = (
-        f"α = {alphas[members[0]]:.4g} for each of {len(members)}: "
-        f"{_ranges([_place(trajectory, i) for i in members])}. All other weights are 0."
+        f"α = {alphas[members[0]]:.4g}{f' for each of {len(members)}' if len(members) > 1 else ''}: "
+        f"{_ranges(trajectory, members)}. All other weights are 0."
         if members
         else "The ensemble is empty."
     )
@@ -274,13 +274,11 @@ def point(source: Source, index: int) -> str:
     )
 
 
-def _place(trajectory: Trajectory, index: int) -> int:
-    epoch = trajectory[index].epoch
-    return int(epoch) if epoch is not None and float(epoch).is_integer() else index + 1
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Returns "epochs 3, 5 to 9" for [3, 5, 6, 7, 8, 9]."""
+def _ranges(trajectory: Trajectory, members: Sequence[int]) -> str:
+    """Returns "epochs 3, 5 to 9"; "decision points …" if some were made within an epoch."""
+    epochs = [int(r.epoch) for r in trajectory if r.epoch is not None and float(r.epoch).is_integer()]
+    whole = len(epochs) == len(trajectory)
+    numbers = [epochs[i] if whole else i + 1 for i in members]
     runs: list[list[int]] = []
     for value in numbers:
         if runs and value == runs[-1][-1] + 1:
@@ -288,7 +286,7 @@ def _ranges(numbers: Sequence[int]) -> str:
         else:
             runs.append([value])
     parts = [str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
-    return ("epoch " if len(numbers) == 1 else "epochs ") + ", ".join(parts)
+    return f"{'epoch' if whole else 'decision point'}{'s' * (len(numbers) > 1)} {', '.join(parts)}"
 
 
 def strategies(source: Source) -> str:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import metadata
 
 import pytest
@@ -27,7 +28,7 @@ from aswa_hf.space.images import Images
 from aswa_hf.space.links import MAX_RECENT, Clicks, Links, Question, question_text
 from aswa_hf.space.source import Reloading, open_source
 from aswa_hf.space.text import Texts
-from aswa_hf.trajectory import save_trajectories
+from aswa_hf.trajectory import Trajectory, save_trajectories
 
 
 @pytest.fixture(scope="module")
@@ -554,3 +555,14 @@ def test_the_decisions_shown_are_those_of_the_weights_that_are_shipped(tmp_path)
     from aswa_hf.space.app import _summary
 
     assert _summary(source).startswith("The weights of the strategy best. aswa made 8 decisions")
+
+
+def test_members_are_counted_in_decision_points_if_there_are_several_in_an_epoch(tmp_path):
+    run = link_run(tmp_path / "run")
+    whole = trajectory(["init", "soft", "soft", "reject", "soft"])
+    halves = Trajectory(replace(record, epoch=record.epoch / 2) for record in whole)
+    for found, text in ((whole, "epochs 1 to 3, 5."), (halves, "decision points 1 to 3, 5.")):
+        save_trajectories(
+            run / "aswa_trajectory.json", {"aswa": found}, metric="mrr", greater_is_better=True, applied="aswa", run={}
+        )
+        assert f"α = 0.25 for each of 4: {text}" in render.point(open_source(run), 4)
