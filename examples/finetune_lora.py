@@ -197,7 +197,8 @@ def finetune(
         str(folder), num_train_epochs=epochs, per_device_train_batch_size=8, per_device_eval_batch_size=64,
         learning_rate=rate, lr_scheduler_type=schedule, max_length=64, gradient_checkpointing=False, seed=seed,
         eval_strategy="steps", eval_steps=int(every.split()[0]), completion_only_loss=True,
-        **QUIET,
+        # The last checkpoint is kept: `aswa-hf serve` shows the running model beside the average.
+        **{**QUIET, "save_strategy": "epoch", "save_total_limit": 1},
     )  # fmt: skip
     trainer = SFTTrainer(
         model=str(base),

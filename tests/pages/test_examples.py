@@ -19,6 +19,7 @@ from training import assert_accuracy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from aswa_hf.ensembles import PredictionEnsemble
+from aswa_hf.space.text import running_adapter
 from aswa_hf.vision import ImageTensors, as_it_is, load_digits
 
 
@@ -46,6 +47,7 @@ def test_finetune_lora_compares_strategies_and_saves_an_ordinary_adapter(tmp_pat
     model = peft.PeftModel.from_pretrained(base, str(folder)).merge_and_unload()
     assert all(parameter.isfinite().all() for parameter in model.parameters())
     assert "<answer>" in AutoTokenizer.from_pretrained(folder).chat_template
+    assert running_adapter(folder) is not None  # for an application that shows it beside the average
 
 
 @pytest.mark.slow
