@@ -92,6 +92,7 @@ def main() -> None:
     if DEBUG not in sys.argv:
         # Its report on the tensors of a file comes before our one line, and says that random weights were taken.
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        os.environ.setdefault("DATASETS_VERBOSITY", "critical")  # its errors are raised too
     warnings.showwarning = _show_warning
     how_to_resume = HOW_TO_RESUME.get("".join(arguments[:1]), "")
     try:

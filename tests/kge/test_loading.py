@@ -1,11 +1,10 @@
 """Damaged weights of a link predictor are refused by name, never replaced by random numbers."""
 
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
+import warm
 from kge_graphs import random_graph
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel
@@ -93,14 +92,20 @@ def test_whole_numbers_for_weights_are_refused(saved):
         LinkPredictor.from_pretrained(saved)
 
 
-def test_a_command_says_in_one_line_which_tensor_is_missing(saved):
+def test_commands_refuse_files_in_one_line_without_what_libraries_log(saved):
+    def complaint(*command):
+        # A process that has not imported the libraries: they read then how much to log.
+        ended = warm.run("-m", "aswa_hf", *command, bare=True)
+        assert (ended.returncode, ended.stdout) == (1, "")
+        return ended.stderr.strip().splitlines()
+
+    queries = saved.parent / "queries.parquet"
+    queries.write_bytes(b"PAR1")
+    line, *_ = found = complaint("evaluate", saved, "--dataset", saved.parent / "graph", "--queries", queries)
+    assert len(found) == 1, found
+    assert line.startswith(f"aswa-hf: {queries} does not contain queries")
     damage(saved, lambda t: t.pop("relation_embeddings.weight"))
-    # Not a warm process: transformers reads how much to say when it is imported.
-    command = [sys.executable, "-m", "aswa_hf", "predict", str(saved), "--head", "e1", "--relation", "r1"]
-    ended = subprocess.run(command, capture_output=True, text=True)
-    assert ended.returncode == 1
-    assert ended.stdout == ""
-    assert ended.stderr.splitlines() == [
+    assert complaint("predict", saved, "--head", "e1", "--relation", "r1") == [
         f"aswa-hf: The weights of {saved} do not fit ComplEx: 'relation_embeddings.weight' is missing."
     ]
 
