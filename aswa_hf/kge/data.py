@@ -207,7 +207,7 @@ def load_kg(
     if path.is_dir():
         if not path.resolve().name or not _may_be_dataset(path):
             raise ValueError(_NOT_FOUND.format(str(name_or_path), f"the folder {path} has no such files"))
-        return _number(_dataset(str(path), revision, cache_dir), path.resolve().name)
+        return _number(_dataset(str(path), revision, cache_dir), path.resolve().name, read_labels(path))
     return _number(_dataset(str(name_or_path), revision, cache_dir), str(name_or_path))
 
 

@@ -2,6 +2,8 @@
 
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from aswa_hf.kge import DistMult, KGVocab, LinkPredictor, load_kg
@@ -130,3 +132,15 @@ def test_a_part_of_a_name_finds_those_that_contain_it():
     vocab = KGVocab(["Johann Sebastian Bach", "Antonio Vivaldi"], ["occupation"])
     with pytest.raises(ValueError, match=r"Unknown entity 'bach'. Did you mean 'Johann Sebastian Bach'\?"):
         vocab.entity_id("bach")
+
+
+def test_a_folder_that_is_laid_out_as_a_dataset_has_labels_too(tmp_path):
+    (tmp_path / "data").mkdir()
+    for split, text in TRIPLES.items():
+        columns = zip(*(line.split() for line in text.splitlines()), strict=True)
+        table = pa.table(dict(zip(("head", "relation", "tail"), columns, strict=True)))
+        name = {"valid": "validation"}.get(split, split)
+        pq.write_table(table, tmp_path / "data" / f"{name}-00000-of-00001.parquet")
+    (tmp_path / "entities.json").write_text(json.dumps(ENTITIES))
+    kg = load_kg(tmp_path, cache_dir=tmp_path / "cache")
+    assert kg.vocab.entities == ["Bach (Q1)", "composer", "Bach (Q3)", "Q4"]
