@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
@@ -83,6 +84,9 @@ app.command(cls=Command)(space)
 
 def main() -> None:
     """Runs a command; any error is one line on standard error and a non-zero exit status, with --debug a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # an arrow that cannot be shown must not end a run
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     arguments = [argument for argument in sys.argv[1:] if argument != DEBUG]

@@ -1,5 +1,6 @@
 """What a run may meet: another process in its folder, Ctrl-C, a full disk, too little memory, typing errors."""
 
+import io
 import os
 import re
 import signal
@@ -90,6 +91,14 @@ def test_a_lost_process_is_one_line_that_says_how_to_resume(tmp_path, monkeypatc
         "aswa-hf: Another process of this run has ended or cannot be reached (Read error [127.0.0.1]:15519: "
         "Connection reset by peer): see its output; --resume continues from the last checkpoint"
     )
+
+
+def test_characters_that_cannot_be_shown_do_not_end_a_run(tmp_path, monkeypatch):
+    shown = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii", write_through=True))
+    options = "--dataset", "countries", "--dim", 4, "--epochs", 1, "--strategies", "aswa,last"
+    assert call("train", "kge", *options, "--output-dir", tmp_path / "run") == 0
+    assert rb"\u2192 saved" in shown.getvalue()
 
 
 def test_mistyped_folders_are_not_taken_for_repositories(tmp_path, monkeypatch):
