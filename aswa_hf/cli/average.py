@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aswa_hf.cli.options import AsJson, named_as_flags
+from aswa_hf.cli.options import AsJson, loading, named_as_flags
 
 if TYPE_CHECKING:
     from aswa_hf.checkpoints import AveragedCheckpoints, Progress
@@ -78,7 +78,8 @@ def average(
 
     `aswa-hf average me/model@step-100,main --strategy uniform -o averaged`
     """
-    from aswa_hf.checkpoints import average_checkpoints
+    with loading("the libraries"):
+        from aswa_hf.checkpoints import average_checkpoints
 
     score = None if evaluate is None else _function(evaluate)
     with _quiet_libraries(), _bar() as progress, named_as_flags("strategy", "start", "decay", "batchnorm"):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aswa_hf._utils.files import make_folder, read_object
-from aswa_hf.cli.options import AsJson
+from aswa_hf.cli.options import AsJson, loading
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -73,11 +73,12 @@ def _digits(console: Console, output_dir: Path, epochs: int, model: str, seed: i
     """Trains an image classifier, shows what each strategy ends with, and returns what results.json contains."""
     import time
 
-    from aswa_hf.experiments.progress import decision_summary, decisions_shown
-    from aswa_hf.experiments.running import write_results
-    from aswa_hf.run_folder import PICTURE, RESULTS
+    with loading("the libraries"):
+        from aswa_hf.experiments.progress import decision_summary, decisions_shown
+        from aswa_hf.experiments.running import write_results
+        from aswa_hf.run_folder import PICTURE, RESULTS
 
-    trainer, callback, test_set = _prepare(model, epochs, seed, output_dir)
+        trainer, callback, test_set = _prepare(model, epochs, seed, output_dir)
     console.print(f"Training [bold]{model}[/bold] on handwritten digits, {epochs} epochs:")
     start = time.perf_counter()
     with decisions_shown(trainer, callback, console):

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from aswa_hf.cli.options import AsJson, tracked
+from aswa_hf.cli.options import AsJson, loading, tracked
 
 
 def report(
@@ -26,7 +26,8 @@ def report(
 
     `aswa-hf report runs/* --output report.html`
     """
-    from aswa_hf.report import write_report
+    with loading("the libraries"):
+        from aswa_hf.report import write_report
 
     content = write_report(runs, output, lambda jobs: tracked(jobs, "drawing"))
     if as_json:
