@@ -232,7 +232,7 @@ def test_weights_without_the_config_that_others_have_are_refused(kge_run, run_he
         status, out, err = run_here(*arguments, "-o", "out")
         assert (status, out) == (1, "")
         (line,) = err.splitlines()
-        assert line.startswith(f"aswa-hf: plain has no config.json, but {run} has one: ")
+        assert line.startswith(f"aswa-hf: plain has no config.json, but {run} has one. ")
     assert [path.name for path in tmp_path.iterdir()] == ["plain"]
 
 
