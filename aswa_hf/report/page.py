@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from html import escape
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -329,10 +330,8 @@ def _p(value: float | None) -> str:
 
 
 def _breakable(name: str) -> str:
-    """A name whose line may end after an underscore."""
-    from markupsafe import Markup, escape
-
-    return Markup("_<wbr>").join(map(escape, name.split("_")))
+    """HTML of a name whose line may end after an underscore."""
+    return escape(name).replace("_", "_<wbr>")
 
 
 def _listed(names: list[str]) -> str:
