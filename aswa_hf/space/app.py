@@ -139,6 +139,7 @@ def _entity_box(links: Links, label: str, value: str, identifier: str) -> tuple[
 
     # Not `input`, which does not happen when text is pasted.
     box.change(completed, [box, offers], offers, trigger_mode="always_last", queue=False, **QUIET)
+    offers.input(None, offers, box, js="label => label", **QUIET)  # at once: an answer would come after the next choice
     return box, offers
 
 
@@ -184,12 +185,7 @@ def _ask(links: Links) -> None:
         show_progress="hidden",
         api_name="ask",
     )
-    offers.input(
-        lambda entity, relation, direction: (entity, *answer(entity, relation, direction)),
-        [offers, relation_box, direction],
-        [entity_box, *outputs],
-        **QUIET,
-    )
+    offers.input(answer, [offers, relation_box, direction], outputs, **QUIET)
     answers.value, picture.value = answer(entity, relation, "tail")
 
 
@@ -200,7 +196,6 @@ def _hops(links: Links) -> None:
     with gr.Row():
         with gr.Column(min_width=280):
             entity_box, offers = _entity_box(links, "Entity", entity, "hops-entity")
-            offers.input(None, offers, entity_box, js="label => label", **QUIET)  # at once, before the next click
             start = gr.Button("Start a path here", elem_id="hops-start")
             relation_box = _relation_box(links, "Relation", relation, "hops-relation")
             backwards = gr.Checkbox(label="Follow it backwards", elem_id="hops-backwards")

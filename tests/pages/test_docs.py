@@ -75,6 +75,7 @@ def test_the_code_that_needs_a_hub_runs_with_one(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Found only:UserWarning")  # the embedded graph is small
 @pytest.mark.parametrize("name", ["kge", "multi-hop", "sharded", "tutorial", "vision"])
 def test_the_commands_of_a_page_on_embedded_data_run(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
