@@ -139,7 +139,7 @@ def _entity_box(links: Links, label: str, value: str, identifier: str) -> tuple[
 
     # Not `input`, which does not happen when text is pasted.
     box.change(completed, [box, offers], offers, trigger_mode="always_last", queue=False, **QUIET)
-    offers.input(None, offers, box, js="label => label", **QUIET)  # at once: an answer would come after the next choice
+    offers.input(None, offers, box, js="label => label", **QUIET)  # at once: an answer may come after the next choice
     return box, offers
 
 
@@ -195,7 +195,7 @@ def _hops(links: Links) -> None:
     gr.Markdown("Start from an entity, follow relations from it, add more paths, and ask which entities they reach.")
     with gr.Row():
         with gr.Column(min_width=280):
-            entity_box, offers = _entity_box(links, "Entity", entity, "hops-entity")
+            entity_box, _ = _entity_box(links, "Entity", entity, "hops-entity")
             start = gr.Button("Start a path here", elem_id="hops-start")
             relation_box = _relation_box(links, "Relation", relation, "hops-relation")
             backwards = gr.Checkbox(label="Follow it backwards", elem_id="hops-backwards")
