@@ -143,7 +143,6 @@ def strict(text):
     return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 
 
-@pytest.mark.filterwarnings("default:The validation score of the")
 def test_folders_may_have_any_name_and_printed_commands_can_be_pasted(run_here, tmp_path):
     data = tmp_path / "[bold] a:smile:b [" / "] [" / "graph]"  # [/…] closes what is not open in rich
     random_graph(data)
@@ -158,6 +157,7 @@ def test_folders_may_have_any_name_and_printed_commands_can_be_pasted(run_here, 
     assert status == 0, complaint
 
 
+@pytest.mark.filterwarnings("default:The validation score of the")
 def test_a_diverged_run_is_one_line_and_saves_no_weights(run_here, tmp_path):
     train = ("train", "kge", "--dataset", "countries", "--dim", "8", "--epochs", "2", "--lr", "1e30")
     for strategies, reason in [("aswa,last", "no decision point had a finite mrr"), ("last", "not finite numbers")]:
