@@ -102,9 +102,8 @@ def reproduce(
     else:
         given = {option: value for option, value in images.items() if value is not None}
         runs = plan(chosen, find_models(chosen, asked), names, numbers, lengths, learning_rates, **given)
-    console = Console(
-        file=sys.stderr, markup=False, emoji=False
-    )  # this stream, also while the output of runs is redirected to files
+    # This stream, also while the output of runs is redirected to files.
+    console = Console(file=sys.stderr, markup=False, emoji=False)
     sources, missing = {}, {}
     for dataset in names:
         try:
