@@ -10,6 +10,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+_kept: list[Any] = []  # the group that `keep_group` refers to
+
+
+def keep_group() -> None:
+    """Refers to the current gloo group until the block of `closing_process_group`, or else the process, ends.
+
+    `Accelerator.end_training()` drops torch's reference while a DDP model still has one. That model would be the last
+    to drop the group, from C++, with the interpreter's lock: one of the group's threads may need this lock to finish,
+    and both wait forever. If Python is the last, the lock is released.
+    """
+    if _group() is not None and _distributed().get_backend() == "gloo":
+        _kept[:] = [_group()]
+        _drop_at_exit()
+
 
 @contextmanager
 def closing_process_group() -> Iterator[None]:
@@ -31,17 +45,18 @@ def closing_process_group() -> Iterator[None]:
         yield
     except BaseException:
         if _is_launched():
-            # The traceback refers to the models until it has been printed. The group is dropped after them, by Python:
-            # threads that need the interpreter's lock to finish get it then, and not if a C++ object drops the group.
-            atexit.register(_release, [_group()])
+            # The traceback refers to the models until it has been printed; the group is dropped after them.
+            _kept[:] = [_group()] if _group() is not None else _kept
+            _drop_at_exit()
         # Destroying an NCCL group could wait for other processes that wait for this one; the launcher ends them.
         if _group() is not None and _distributed().get_backend() == "gloo":
             _distributed().destroy_process_group()
         raise
     if _is_launched():
-        _release([])
+        _release()
     if _group() is not None:
         _distributed().destroy_process_group()
+    _kept.clear()
 
 
 def _distributed() -> Any:
@@ -60,8 +75,8 @@ def _is_launched() -> bool:
     return _distributed() is not None and (_group() is not None or "RANK" in os.environ)
 
 
-def _release(last: list[Any]) -> None:
-    """Drops what is no longer in use but refers to process groups, then the content of `last`."""
+def _release() -> None:
+    """Drops what is no longer in use but refers to process groups."""
     for name in ("last_exc", "last_value", "last_traceback"):
         vars(sys).pop(name, None)
     gc.collect()
@@ -69,4 +84,14 @@ def _release(last: list[Any]) -> None:
     for found in gc.get_objects():
         if type(found) is _distributed().device_mesh.DeviceMesh:
             getattr(found, "_pg_registry", {}).clear()  # older versions of torch keep only names in a mesh
-    last.clear()
+
+
+def _drop_at_exit() -> None:
+    atexit.unregister(_drop)
+    atexit.register(_drop)
+
+
+def _drop() -> None:
+    """Drops the group that was kept, after what refers to it."""
+    _release()
+    _kept.clear()

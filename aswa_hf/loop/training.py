@@ -26,6 +26,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from aswa_hf._utils.defaults import BN_BATCHES
 from aswa_hf._utils.distributed import broadcast_from_rank_0
+from aswa_hf._utils.process_group import keep_group
 from aswa_hf._utils.random_state import preserved_rng, rewound
 from aswa_hf._utils.sharding import undivided
 from aswa_hf.averaging import persistent_buffers, unwrap
@@ -152,6 +153,7 @@ def fit(
     if greater_is_better is None:
         greater_is_better = not score.label.endswith("loss")
     model, optimizer, train_loader, scheduler = prepared(accelerator, model, optimizer, train_loader, scheduler)
+    keep_group()
 
     module = unwrap(model)
     check_clipping(model, max_grad_norm)

@@ -27,6 +27,7 @@ from torch.distributed.fsdp import fully_shard
 
 import aswa_hf.experiments.kge  # noqa: F401  here and not in every process
 from aswa_hf import closing_process_group
+from aswa_hf._utils.process_group import keep_group
 from aswa_hf.cli import main as aswa_hf_main
 
 
@@ -50,6 +51,7 @@ def train(model: nn.Module, way: str) -> None:
     model(torch.randn(4, 8))
     dist.barrier()
     if way == "end_training":
+        keep_group()  # as `fit` does
         dist.destroy_process_group()
 
 
