@@ -15,12 +15,14 @@ import datasets
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 from datasets import Dataset, DatasetDict
+from huggingface_hub import constants, hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 from aswa_hf._utils.files import nearest_path, read_json, refuse_mistyped
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.hub_requests import bounded_requests, reason_of_download
 from aswa_hf.kge.configuration_kge import KGEConfig
-from aswa_hf.kge.labels import labeled, read_labels
+from aswa_hf.kge.labels import NAMES, labeled, read_labels
 from aswa_hf.kge.reading import COLUMNS, SUFFIXES, Triples, from_table, read_triples, refuse_empty
 from aswa_hf.kge.vocab import KGVocab, MappedLabels
 
@@ -184,8 +186,8 @@ def load_kg(
         kg = load_kg("user/dataset", revision=…)  # three columns of text: head, relation, tail
 
     Entities and relations are numbered as they first occur in train, then validation, then test. Repeated triples,
-    and triples of validation or test that are also in train, are kept, with a warning. A folder may have readable
-    labels beside its triples, in entities.json, relations.json (identifier → label) or .tsv files of two columns.
+    and triples of validation or test that are also in train, are kept, with a warning. A folder or dataset may have
+    readable labels beside its triples: entities.json and relations.json (identifier → label) or two-column .tsv files.
     """
     path = Path(name_or_path).expanduser()
     if isinstance(name_or_path, str) and name_or_path.lower() in COUNTRIES:
@@ -208,7 +210,8 @@ def load_kg(
         if not path.resolve().name or not _may_be_dataset(path):
             raise ValueError(_NOT_FOUND.format(str(name_or_path), f"the folder {path} has no such files"))
         return _number(_dataset(str(path), revision, cache_dir), path.resolve().name, read_labels(path))
-    return _number(_dataset(str(name_or_path), revision, cache_dir), str(name_or_path))
+    splits = _dataset(str(name_or_path), revision, cache_dir)
+    return _number(splits, str(name_or_path), _labels_on_hub(str(name_or_path), revision, cache_dir))
 
 
 def _countries(task: int) -> dict[str, Triples]:
@@ -289,6 +292,26 @@ def _dataset(name: str, revision: str | None, cache_dir: str | os.PathLike[str] 
         table = from_table(loaded[chosen].with_format("arrow")[:], f"{name}, split {chosen}")
         found[split] = refuse_empty(table)
     return found
+
+
+def _labels_on_hub(
+    name: str, revision: str | None, cache_dir: str | os.PathLike[str] | None
+) -> dict[str, dict[str, str]]:
+    """The labels in a dataset on the Hub; without a network those that are in the cache."""
+    folder = None
+    cache = None if cache_dir is None else str(cache_dir)
+    for file in NAMES:
+        try:
+            with bounded_requests() as unanswered:
+                path = hf_hub_download(name, file, repo_type="dataset", revision=revision, cache_dir=cache)
+        except Exception as error:
+            absent = not isinstance(error, LocalEntryNotFoundError) or constants.HF_HUB_OFFLINE
+            if isinstance(error, EntryNotFoundError) and absent:
+                continue
+            reason = reason_of_download(error, unanswered)
+            raise ValueError(f"Could not look for the labels of {name} in {file} on the Hub: {reason}") from error
+        folder = Path(path).parent
+    return read_labels(folder) if folder is not None else {}
 
 
 def _number(

@@ -12,6 +12,8 @@ from aswa_hf._utils.files import read_json
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.kge.vocab import FILES, KGVocab
 
+NAMES = [name for what in FILES for name in (FILES[what], f"{what}.tsv")]
+
 
 def read_labels(folder: Path) -> dict[str, dict[str, str]]:
     """The labels in a folder by identifier, for "entities" and "relations" if there are such files.

@@ -26,7 +26,9 @@ import pyarrow.csv  # type: ignore[import-untyped]
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from aswa_hf._utils.files import make_folder, write_json
+from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.kge.data import ABOUT, NumberedGraph, split_files
+from aswa_hf.kge.labels import NAMES
 from aswa_hf.kge.reading import COLUMNS
 
 BLOCK = 1 << 24  # bytes of text at a time
@@ -51,6 +53,8 @@ def number_graph(
                 f"{path} for the split {split!r} cannot be numbered in bounded memory. Expected tab-separated .tsv or "
                 ".txt files, also .gz."
             )
+    if unused := [name for name in NAMES if (source / name).is_file()]:
+        warn_caller(f"{source} has labels in {' and '.join(unused)}; a numbered graph shows identifiers instead.")
     make_folder(folder.parent)
     size = sum(path.stat().st_size * (6 if path.suffix == ".gz" else 1) for path in files.values())
     with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:

@@ -541,9 +541,16 @@ graph.push_to_hub("user/kg")
 HfApi().create_tag("user/kg", tag="small", repo_type="dataset")
 graph["train"] = triples(rows["train"] + " adr")
 graph.push_to_hub("user/kg")
+HfApi().upload_file(
+    path_or_fileobj=b'{"a": "Anna", "b": {"label": "Bob"}}',
+    path_in_repo="entities.json",
+    repo_id="user/kg",
+    repo_type="dataset",
+)
 small, kg = load_kg("user/kg", revision="small"), load_kg("user/kg")
 told["kg"] = [kg.num_entities, kg.num_relations, {split: kg.triples(split).tolist() for split in kg}]
 told["small"] = [small.num_entities, small.triples("train").tolist()]
+told["vocab"] = [small.vocab.entities, kg.vocab.entities]
 
 pixels = np.arange(16 * 4 * 4 * 3, dtype=np.uint8).reshape(16, 4, 4, 3)
 features = Features({"img": Image(), "label": ClassLabel(names=["cat", "dog"])})
@@ -589,7 +596,8 @@ def test_a_graph_pushed_by_datasets_is_a_knowledge_graph(pushed):
     triples = {"train": [[0, 0, 1], [1, 0, 2], [2, 1, 0], [0, 0, 3]], "validation": [[0, 0, 2]]}
     assert told["kg"] == [4, 2, triples | {"test": [[1, 1, 0], [2, 0, 2]]}]
     assert told["small"] == [3, triples["train"][:3]]
-    assert len(hub.repos["datasets/user/kg"].commits) == 3
+    assert told["vocab"] == [["a", "b", "c"], ["Anna", "Bob", "c", "d"]]  # the older revision has no labels
+    assert len(hub.repos["datasets/user/kg"].commits) == 4
 
 
 def test_images_pushed_by_datasets_are_split_for_training(pushed):

@@ -100,6 +100,12 @@ def test_a_disk_without_space_for_the_ids_is_an_error_that_leaves_nothing(folder
     assert [path.name for path in folder.iterdir()] == ["text"]
 
 
+def test_labels_that_are_not_used_are_reported(folder):
+    (folder / "text" / "entities.tsv").write_text("a\tAnna\n")
+    with pytest.warns(UserWarning, match=r"has labels in entities.tsv; a numbered graph shows identifiers instead"):
+        number_graph(folder / "text", folder / "numbered", progress=False)
+
+
 def test_an_existing_folder_and_other_formats_are_refused(folder, tmp_path):
     with pytest.raises(FileExistsError, match="text exists already"):
         number_graph(folder / "text", folder / "text")

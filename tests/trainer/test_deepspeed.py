@@ -26,22 +26,27 @@ def with_ddp(tmp_path_factory):
     return launch("text", tmp_path_factory.mktemp("ddp"), "--sgd")[0]
 
 
+def assert_agree(with_zero, with_ddp):
+    """The same decisions from the same scores, and the same weights but for the last bits."""
+    (tensors, about), (expected, expected_about) = with_zero, with_ddp
+    for ours, theirs in zip(about["histories"]["aswa"], expected_about["histories"]["aswa"], strict=True):
+        assert (ours["step"], ours["decision"]) == (theirs["step"], theirs["decision"])
+        # What is evaluated is the look-ahead, not weights that were gathered before.
+        if ours["decision"] != "init":
+            assert ours["lookahead_score"] == pytest.approx(theirs["lookahead_score"], rel=1e-5)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(tensors[name], tensor, rtol=0, atol=1e-6)
+
+
 @slow
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_decisions_are_those_of_ddp_and_weights_agree(stage, on_cpu, with_ddp, tmp_path):
-    plain, about = with_ddp
     (tensors, zero_about), (others, other_about) = launch("text", tmp_path, f"--zero={stage}", "--sgd", bare=True)
     assert zero_about["world_size"] == 2
     parts = zero_about.pop("elements"), other_about.pop("elements")
     assert zero_about == other_about
     assert_same_tensors(tensors, others)
-    for ours, theirs in zip(zero_about["histories"]["aswa"], about["histories"]["aswa"], strict=True):
-        assert (ours["step"], ours["decision"]) == (theirs["step"], theirs["decision"])
-        # What is evaluated is the look-ahead, not weights that were gathered before.
-        if ours["decision"] != "init":
-            assert ours["lookahead_score"] == pytest.approx(theirs["lookahead_score"], rel=1e-5)
-    for name, tensor in plain.items():
-        torch.testing.assert_close(tensors[name], tensor, rtol=0, atol=1e-6)
+    assert_agree((tensors, zero_about), with_ddp)
     # The ensemble is also what DeepSpeed's own checkpoints would hold.
     masters = [key for key in tensors if key.startswith("masters/")]
     for name in masters:
@@ -84,7 +89,7 @@ def test_resumed_a_run_is_bit_identical(flags, on_cpu, tmp_path):
 def test_an_adapter_that_trl_trains_is_averaged_alone_saved_and_resumed(on_cpu, tmp_path):
     peft = pytest.importorskip("peft")
     pytest.importorskip("trl")
-    plain, about = launch("sft", tmp_path / "ddp", "--sgd", bare=True)[0]
+    with_ddp = launch("sft", tmp_path / "ddp", "--sgd", bare=True)[0]
     for stage in (2, 3):
         flags = ["--sgd", f"--zero={stage}"]
         (tensors, zero_about), (others, _) = launch("sft", tmp_path / f"{stage}", *flags, bare=True)
@@ -92,12 +97,7 @@ def test_an_adapter_that_trl_trains_is_averaged_alone_saved_and_resumed(on_cpu, 
         averaged = {name.removeprefix("aswa/"): t for name, t in tensors.items() if name.startswith("aswa/")}
         assert averaged
         assert all("lora_" in name for name in averaged)
-        for ours, theirs in zip(zero_about["histories"]["aswa"], about["histories"]["aswa"], strict=True):
-            assert (ours["step"], ours["decision"]) == (theirs["step"], theirs["decision"])
-            if ours["decision"] != "init":
-                assert ours["lookahead_score"] == pytest.approx(theirs["lookahead_score"], rel=1e-5)
-        for name, tensor in plain.items():
-            torch.testing.assert_close(tensors[name], tensor, rtol=0, atol=1e-6)
+        assert_agree((tensors, zero_about), with_ddp)
         loaded = peft.PeftModel.from_pretrained(causal_model(), str(tmp_path / f"{stage}"))
         parameters = dict(loaded.named_parameters())
         assert all(torch.equal(parameters[name], tensor) for name, tensor in averaged.items())
