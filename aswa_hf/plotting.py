@@ -249,7 +249,7 @@ def draw_panels(
 
 
 def draw_gains(rows: Mapping[str, tuple[Sequence[float], float]], label: str, *, narrow: bool = False) -> Any:
-    """Draws the gains over each other strategy: one dot per dataset and model, and a bar at the given median."""
+    """Draws gains in rows, by name: one dot each, and a bar at the given median."""
     figure, axis = _rows_figure(len(rows), height=0.5, margin=1.1, narrow=narrow)
     for row, (gains, median) in enumerate(rows.values()):
         values = sorted(gains)
@@ -259,7 +259,7 @@ def draw_gains(rows: Mapping[str, tuple[Sequence[float], float]], label: str, *,
         axis.scatter(values, heights, c=colors, s=30, alpha=0.8, linewidths=0, zorder=3)
         axis.plot([median] * 2, [row - 0.32, row + 0.32], color="0.15", lw=2, zorder=4)
     axis.axvline(0, color="0.3", lw=1)
-    _finish_rows(axis, [f"over {other}" for other in rows], label.replace(" (", "\n(") if narrow else label)
+    _finish_rows(axis, list(rows), label.replace(" (", "\n(") if narrow else label)
     return figure
 
 
@@ -281,7 +281,7 @@ def _finish_rows(axis: Any, names: Sequence[str], label: str) -> None:
 def as_png(figure: Any) -> bytes:
     """Returns a figure as the bytes of a PNG file."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=130, format="png")
+    figure.savefig(buffer, dpi=130, format="png", metadata={"Software": None})
     return buffer.getvalue()
 
 

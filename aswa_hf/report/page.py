@@ -218,7 +218,7 @@ def _draw_comparison(task: Task, *, narrow: bool = False) -> Any:
 
 
 def _draw_gains(task: Task, *, narrow: bool = False) -> Any:
-    rows = {one.other: (list(one.gains.values()), one.median) for one in task.comparisons[task.metric]}
+    rows = {f"over {one.other}": (list(one.gains.values()), one.median) for one in task.comparisons[task.metric]}
     label = f"gain of ASWA in {task.unseen_split} {task.metric} (left of 0: ASWA is worse)"
     return draw_gains(rows, label, narrow=narrow)
 
