@@ -201,7 +201,7 @@ def draw_panels(
     below the other.
     """
     from matplotlib.figure import Figure
-    from matplotlib.ticker import NullFormatter
+    from matplotlib.ticker import MaxNLocator, NullFormatter
 
     labels = labels or {}
     if narrow:
@@ -238,6 +238,8 @@ def draw_panels(
             axis.set_xscale("log")
             axis.set_xticks(places, [f"{x:g}" for x in places])
             axis.xaxis.set_minor_formatter(NullFormatter())
+        else:
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True))  # epochs
         axis.set_title(panel.title, fontsize=10)
         axis.set_xlabel(panel.x)
         axis.set_ylabel(panel.y)
@@ -278,10 +280,10 @@ def _finish_rows(axis: Any, names: Sequence[str], label: str) -> None:
     axis.set_xlabel(label)
 
 
-def as_png(figure: Any) -> bytes:
-    """Returns a figure as the bytes of a PNG file."""
+def as_png(figure: Any, *, narrow: bool = False) -> bytes:
+    """Returns a figure as the bytes of a PNG file; `narrow` is for phones."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=130, format="png", metadata={"Software": None})
+    figure.savefig(buffer, dpi=NARROW_DPI if narrow else 130, format="png", metadata={"Software": None})
     return buffer.getvalue()
 
 

@@ -631,7 +631,7 @@ def draw_pictures(folder: Path) -> None:
         if found := epoch_panels("digits-*-0-*-strategies.tsv", first=8):
             plot_panels([found], folder / f"digits{end}.png", narrow=narrow)
         figure = draw_gains(gains_over_best(), "DenseASWA above the best epoch (points of test score)", narrow=narrow)
-        (folder / f"gains{end}.png").write_bytes(as_png(figure))
+        (folder / f"gains{end}.png").write_bytes(as_png(figure, narrow=narrow))
         if runs := swept():
             plot_panels(list(panels(runs, LABELS)), folder / f"robustness{end}.png", narrow=narrow)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import os
 import sys
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-_kept: list[Any] = []  # the group that `keep_group` refers to
+_kept: list[Any] = []  # the groups that `keep_group` refers to
 
 
 def keep_group() -> None:
@@ -20,9 +21,8 @@ def keep_group() -> None:
     to drop the group, from C++, with the interpreter's lock: one of the group's threads may need this lock to finish,
     and both wait forever. If Python is the last, the lock is released.
     """
-    if _group() is not None and _distributed().get_backend() == "gloo":
-        _kept[:] = [_group()]
-        _drop_at_exit()
+    if (group := _group()) is not None and "gloo" in _backends():
+        _keep(group)
 
 
 @contextmanager
@@ -41,22 +41,24 @@ def closing_process_group() -> Iterator[None]:
     if _group() is not None:
         yield
         return
+    before = len(_kept)
     try:
         yield
     except BaseException:
         if _is_launched():
             # The traceback refers to the models until it has been printed; the group is dropped after them.
-            _kept[:] = [_group()] if _group() is not None else _kept
-            _drop_at_exit()
+            _keep(_group())
         # Destroying an NCCL group could wait for other processes that wait for this one; the launcher ends them.
-        if _group() is not None and _distributed().get_backend() == "gloo":
+        if _group() is not None and _backends() == {"gloo"}:
             _distributed().destroy_process_group()
         raise
     if _is_launched():
         _release()
     if _group() is not None:
         _distributed().destroy_process_group()
-    _kept.clear()
+    del _kept[before:]
+    if not _kept:
+        atexit.unregister(_drop)
 
 
 def _distributed() -> Any:
@@ -70,9 +72,14 @@ def _group() -> Any:
     return distributed.group.WORLD if distributed is not None and distributed.is_initialized() else None
 
 
+def _backends() -> set[str]:
+    """The backends of the group, of which every kind of device has one: "cpu:gloo,cuda:nccl"."""
+    return {part.rpartition(":")[2] for part in _distributed().get_backend_config().split(",")}
+
+
 def _is_launched() -> bool:
     """Whether there is a group, or was one: `Accelerator.end_training()` destroys it, but releases no model."""
-    return _distributed() is not None and (_group() is not None or "RANK" in os.environ)
+    return _distributed() is not None and (_group() is not None or bool(_kept) or "RANK" in os.environ)
 
 
 def _release() -> None:
@@ -86,12 +93,27 @@ def _release() -> None:
             getattr(found, "_pg_registry", {}).clear()  # older versions of torch keep only names in a mesh
 
 
-def _drop_at_exit() -> None:
+def _keep(group: Any) -> None:
+    """Refers to a group, if there is one, until the end of the process."""
+    if group is not None and not any(kept is group for kept in _kept):
+        _kept.append(group)
     atexit.unregister(_drop)
     atexit.register(_drop)
 
 
 def _drop() -> None:
-    """Drops the group that was kept, after what refers to it."""
+    """Drops the groups that were kept, after what refers to them."""
     _release()
     _kept.clear()
+
+
+def _forget() -> None:
+    """In a forked process, which has no threads of a group: to drop the group would wait for them."""
+    atexit.unregister(_drop)
+    for group in _kept:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))  # so that it is never dropped
+    _kept.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

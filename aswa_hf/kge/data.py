@@ -15,14 +15,14 @@ import datasets
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 from datasets import Dataset, DatasetDict
-from huggingface_hub import constants, hf_hub_download
+from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 from aswa_hf._utils.files import nearest_path, read_json, refuse_mistyped
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.hub_requests import bounded_requests, reason_of_download
 from aswa_hf.kge.configuration_kge import KGEConfig
-from aswa_hf.kge.labels import NAMES, labeled, read_labels
+from aswa_hf.kge.labels import LABEL_FILES, labeled, read_labels
 from aswa_hf.kge.reading import COLUMNS, SUFFIXES, Triples, from_table, read_triples, refuse_empty
 from aswa_hf.kge.vocab import KGVocab, MappedLabels
 
@@ -297,21 +297,27 @@ def _dataset(name: str, revision: str | None, cache_dir: str | os.PathLike[str] 
 def _labels_on_hub(
     name: str, revision: str | None, cache_dir: str | os.PathLike[str] | None
 ) -> dict[str, dict[str, str]]:
-    """The labels in a dataset on the Hub; without a network those that are in the cache."""
+    """The labels in a dataset on the Hub, or in the cache; a warning if it is not known whether there are any."""
+    place: dict[str, Any] = {"repo_type": "dataset", "revision": revision}
+    place["cache_dir"] = None if cache_dir is None else str(cache_dir)
     folder = None
-    cache = None if cache_dir is None else str(cache_dir)
-    for file in NAMES:
+    for file in LABEL_FILES:
         try:
             with bounded_requests() as unanswered:
-                path = hf_hub_download(name, file, repo_type="dataset", revision=revision, cache_dir=cache)
-        except Exception as error:
-            absent = not isinstance(error, LocalEntryNotFoundError) or constants.HF_HUB_OFFLINE
-            if isinstance(error, EntryNotFoundError) and absent:
+                path = hf_hub_download(name, file, local_files_only=datasets.config.HF_HUB_OFFLINE, **place)
+        except EntryNotFoundError as error:
+            local = isinstance(error, LocalEntryNotFoundError)
+            if not local or try_to_load_from_cache(name, file, **place) is _CACHED_NO_EXIST:
                 continue
-            reason = reason_of_download(error, unanswered)
-            raise ValueError(f"Could not look for the labels of {name} in {file} on the Hub: {reason}") from error
+            reason = unanswered[-1] if unanswered else error.__cause__ or error
+            warn_caller(f"Identifiers of {name} are shown without labels, which could not be looked up: {reason}")
+            break
         folder = Path(path).parent
-    return read_labels(folder) if folder is not None else {}
+    try:
+        return read_labels(folder) if folder is not None else {}
+    except ValueError as error:  # a file of the dataset's owner, perhaps for something else
+        warn_caller(f"Identifiers of {name} are shown without labels: {error}")
+        return {}
 
 
 def _number(

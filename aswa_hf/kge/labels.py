@@ -12,7 +12,7 @@ from aswa_hf._utils.files import read_json
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.kge.vocab import FILES, KGVocab
 
-NAMES = [name for what in FILES for name in (FILES[what], f"{what}.tsv")]
+LABEL_FILES = [name for what in FILES for name in (FILES[what], f"{what}.tsv")]
 
 
 def read_labels(folder: Path) -> dict[str, dict[str, str]]:

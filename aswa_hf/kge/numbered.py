@@ -28,7 +28,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from aswa_hf._utils.files import make_folder, write_json
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.kge.data import ABOUT, NumberedGraph, split_files
-from aswa_hf.kge.labels import NAMES
+from aswa_hf.kge.labels import LABEL_FILES
 from aswa_hf.kge.reading import COLUMNS
 
 BLOCK = 1 << 24  # bytes of text at a time
@@ -53,7 +53,7 @@ def number_graph(
                 f"{path} for the split {split!r} cannot be numbered in bounded memory. Expected tab-separated .tsv or "
                 ".txt files, also .gz."
             )
-    if unused := [name for name in NAMES if (source / name).is_file()]:
+    if unused := [name for name in LABEL_FILES if (source / name).is_file()]:
         warn_caller(f"{source} has labels in {' and '.join(unused)}; a numbered graph shows identifiers instead.")
     make_folder(folder.parent)
     size = sum(path.stat().st_size * (6 if path.suffix == ".gz" else 1) for path in files.values())

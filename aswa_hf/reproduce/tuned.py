@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -64,8 +65,8 @@ def runs_of_recipes(folder: Path) -> list[tuple[Recipe, list[dict[str, Any]]]]:
     found = []
     for recipe in recipes():
         length = recipe.run(dataset="").epochs
-        pattern = f"{recipe.graph}-{recipe.label}-[0-9]*-{length}-tuned.json"
-        contents = [read_object(path) for path in sorted(folder.glob(pattern))]
+        name = re.compile(rf"{re.escape(f'{recipe.graph}-{recipe.label}')}-\d+-{length}-tuned\.json")
+        contents = [read_object(path) for path in sorted(folder.glob("*.json")) if name.fullmatch(path.name)]
         if contents:
             found.append((recipe, contents))
     return found

@@ -18,6 +18,7 @@ STATUSES = {
     ("ddp", "error of one"): [1, 1],
     ("ddp", "Ctrl-C"): [-signal.SIGINT, -signal.SIGINT],
     ("ddp", "end_training"): [0, 0],
+    ("ddp", "no block"): [0, 0],
     ("sharded", "return"): [0, 0],
     ("sharded", "error"): [1, 1],
     ("sharded", "exit"): [3, 3],
@@ -69,3 +70,21 @@ def test_a_group_is_destroyed_when_the_block_ends(tmp_path):
     with closing_process_group():
         dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
     assert not dist.is_initialized()
+
+
+FORKED = """
+import os, sys
+import torch.distributed as dist
+from aswa_hf._utils.process_group import keep_group
+
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
+keep_group()
+dist.destroy_process_group()
+if child := os.fork():
+    print(os.waitpid(child, 0)[1])
+"""
+
+
+def test_a_forked_process_does_not_wait_for_the_threads_of_a_group_that_was_kept(tmp_path):
+    run = warm.run("-c", FORKED, tmp_path / "meeting", timeout=120)
+    assert (run.returncode, run.stdout) == (0, "0\n"), run.stderr

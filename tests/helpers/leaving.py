@@ -14,7 +14,7 @@ import gc
 import json
 import os
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ def train(model: nn.Module, way: str) -> None:
     model.register_forward_pre_hook(lambda *args: leave(way))
     model(torch.randn(4, 8))
     dist.barrier()
-    if way == "end_training":
+    if way in ("end_training", "no block"):
         keep_group()  # as `fit` does
         dist.destroy_process_group()
 
@@ -89,7 +89,7 @@ def work(rank: int, what: str, way: str, folder: str, environment: dict[str, str
     atexit.register(report, Path(folder, f"rank{rank}"))  # the first to be registered is the last to be called
     if what == "command":
         command(way)
-    with closing_process_group():
+    with nullcontext() if way == "no block" else closing_process_group():
         (ddp if what == "ddp" else sharded)(way)
     sys.exit()
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import warm
 from accelerate import Accelerator, DataLoaderConfiguration, PartialState
 from accelerate.utils import DeepSpeedPlugin, set_seed
@@ -31,6 +32,7 @@ from torch.utils.data import DataLoader, Dataset
 from training import ConvNet, image_data, weights_of
 
 from aswa_hf import checkpoint, loop
+from aswa_hf._utils import process_group
 from aswa_hf._utils.sharding import is_sharded
 from aswa_hf.averaging import unwrap
 from aswa_hf.loop import checkpoints, checks
@@ -211,6 +213,7 @@ def train(
         "processes": accelerator.num_processes,
         "agreed": all(agreed),
         "sharded": is_sharded(unwrap(model)),
+        "kept": [group is dist.group.WORLD for group in process_group._kept],
         "history": run.history,
         "records": {name: trajectory.to_json() for name, trajectory in run.trajectories.items()},
         "optimizer": [] if sharded else [float(s["exp_avg_sq"].double().sum()) for s in optimizer.state.values()],

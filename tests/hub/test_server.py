@@ -6,6 +6,7 @@ import hashlib
 import http.client
 import json
 import math
+import re
 import socket
 import time
 from importlib.metadata import version
@@ -490,7 +491,7 @@ def test_clients_with_xet_work_where_no_file_is_large(tmp_path):
 # transformers, timm and datasets, with one process for all since importing them takes longest
 
 LIBRARIES = """
-import copy, json
+import copy, json, warnings
 import numpy as np
 import timm
 import torch
@@ -551,6 +552,18 @@ small, kg = load_kg("user/kg", revision="small"), load_kg("user/kg")
 told["kg"] = [kg.num_entities, kg.num_relations, {split: kg.triples(split).tolist() for split in kg}]
 told["small"] = [small.num_entities, small.triples("train").tolist()]
 told["vocab"] = [small.vocab.entities, kg.vocab.entities]
+HfApi().create_branch("user/kg", branch="damaged", repo_type="dataset")
+HfApi().upload_file(
+    path_or_fileobj=b"one column",
+    path_in_repo="relations.tsv",
+    repo_id="user/kg",
+    repo_type="dataset",
+    revision="damaged",
+)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    told["damaged"] = load_kg("user/kg", revision="damaged").vocab.entities
+told["warned"] = [str(one.message) for one in caught if "without labels" in str(one.message)]
 
 pixels = np.arange(16 * 4 * 4 * 3, dtype=np.uint8).reshape(16, 4, 4, 3)
 features = Features({"img": Image(), "label": ClassLabel(names=["cat", "dog"])})
@@ -597,7 +610,10 @@ def test_a_graph_pushed_by_datasets_is_a_knowledge_graph(pushed):
     assert told["kg"] == [4, 2, triples | {"test": [[1, 1, 0], [2, 0, 2]]}]
     assert told["small"] == [3, triples["train"][:3]]
     assert told["vocab"] == [["a", "b", "c"], ["Anna", "Bob", "c", "d"]]  # the older revision has no labels
-    assert len(hub.repos["datasets/user/kg"].commits) == 4
+    assert told["damaged"] == ["a", "b", "c", "d"]
+    (warned,) = told["warned"]
+    assert re.match(r"Identifiers of user/kg are shown without labels: .*relations.tsv, line 1: expected", warned)
+    assert len(hub.repos["datasets/user/kg"].commits) == 5
 
 
 def test_images_pushed_by_datasets_are_split_for_training(pushed):
@@ -622,11 +638,14 @@ OFFLINE = """
 import json
 from transformers import AutoModel
 
+from aswa_hf.kge import load_kg
+
 told = [AutoModel.from_pretrained("user/bert", revision=revision).num_parameters() for revision in ("main", "v1")]
 try:
     AutoModel.from_pretrained("user/other")
 except OSError as error:
     told.append(type(error).__name__)
+told.append(load_kg("user/kg").vocab.entities)
 print(json.dumps(told))
 """
 
@@ -637,5 +656,5 @@ def test_what_was_loaded_once_loads_without_a_network(pushed):
     before = len(hub.log)
     told = json.loads(hub.run(OFFLINE, HF_HUB_OFFLINE="1").splitlines()[-1])
     assert told[0] == told[1] > 0
-    assert told[2:] == ["OSError"]
+    assert told[2:] == ["OSError", ["Anna", "Bob", "c", "d"]]
     assert len(hub.log) == before

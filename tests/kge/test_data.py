@@ -155,7 +155,8 @@ def test_a_dataset_on_the_hub_is_asked_for_with_its_revision(tmp_path, monkeypat
         )
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
-    kg = load_kg("me/graph", revision="v2", cache_dir=tmp_path)
+    with pytest.warns(UserWarning, match="me/graph are shown without labels, which could not be looked up"):
+        kg = load_kg("me/graph", revision="v2", cache_dir=tmp_path)
     assert asked == {"name": "me/graph", "revision": "v2", "cache_dir": str(tmp_path)}
     assert kg.name == "me/graph"
     assert_holds(kg)

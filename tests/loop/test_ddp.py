@@ -50,6 +50,7 @@ def both(folder: Path):
     """The weights and histories of a run, after a look at whether its two processes agree."""
     (tensors, about), (other, other_about) = results(folder, processes=2)
     assert about["processes"] == 2
+    assert about["kept"] == [True]  # the group, so that no DDP model is the last to drop it
     assert about.pop("agreed")
     assert other_about.pop("agreed")
     assert about == other_about
