@@ -378,24 +378,29 @@ def snapshot_table() -> str:
     return "\n".join(lines)
 
 
-def weights_table(file: str = "weights") -> str:
+def weights_table(kind: str = "weights") -> str:
     """Results on FB15k-237 from other initial weights, or QMult with other relations, beside ours and the paper's."""
-    theirs = json.loads((RESULTS / "differences" / f"{file}.json").read_text(encoding="utf-8"))
-    dataset, model = theirs["dataset"], theirs["model"]
+    heading, first, others = {
+        "weights": ("first weights", "Xavier", {"N(0, 1)": "weights"}),
+        "quaternions": (
+            "model",
+            "ours",
+            {"ours, from N(0, 1)": "weights-qmult", "as in the library, from N(0, 1)": "quaternions"},
+        ),
+    }[kind]
+    found = {
+        label: json.loads((RESULTS / "differences" / f"{file}.json").read_text(encoding="utf-8"))
+        for label, file in others.items()
+    }
+    ((dataset, model),) = {(run["dataset"], run["model"]) for run in found.values()}
     (ours,) = load_results(KGE, [dataset])[dataset, model]
     columns = TABLES[KGE].columns
-    heading, first, second = {
-        "weights": ("first weights", "Xavier", "N(0, 1)"),
-        "quaternions": ("model", "ours", "as in the library"),
-    }[file]
     lines = [f"| weights | {heading} | {' | '.join(columns.values())} |", "| --- | --- |" + " --- |" * len(columns)]
-    for strategy in theirs["strategies"]:
-        tested = theirs["strategies"][strategy]["test"]
-        rows = {
-            first: {column: score(ours, strategy, column) for column in columns},
-            second: {column: 100 * tested[column] for column in columns},
-            "the paper, after more epochs": _paper_row(KGE, dataset, model, strategy),
-        }
+    for strategy in next(iter(found.values()))["strategies"]:
+        rows = {first: {column: score(ours, strategy, column) for column in columns}}
+        for label, run in found.items():
+            rows[label] = {column: 100 * run["strategies"][strategy]["test"][column] for column in columns}
+        rows["the paper, after more epochs"] = _paper_row(KGE, dataset, model, strategy)
         for label, numbers in rows.items():
             lines.append(f"| {strategy} | {label} | {' | '.join(f'{numbers[column]:.1f}' for column in columns)} |")
     return "\n".join(lines)
