@@ -312,6 +312,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the measurements to this file")
     parser.add_argument("--measure", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.epochs < 2:
+        parser.error(f"--epochs must be at least 2, since the first one is not counted, got {options.epochs}.")
     if options.measure:
         measure(options.measure)
         return

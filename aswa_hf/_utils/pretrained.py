@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from aswa_hf._utils.tensors import DTYPES, read_header
+from aswa_hf._utils.tensors import DTYPES, is_finite, read_header
 
 
 def load_strictly(model_class: Any, folder: str | Path, *, unexpected: bool = False) -> Any:
@@ -34,7 +34,7 @@ def load_strictly(model_class: Any, folder: str | Path, *, unexpected: bool = Fa
 def check_finite(model: Any, folder: str | Path) -> None:
     """Raises ValueError if a weight or a statistic of a model is NaN or infinite."""
     for name, tensor in model.state_dict().items():  # buffers that are not saved may be infinite on purpose
-        if tensor.is_floating_point() and not tensor.isfinite().all():
+        if not is_finite(tensor):
             raise ValueError(f"The weights in {folder} are not finite numbers: {name!r} has NaN or infinity.")
 
 

@@ -73,6 +73,16 @@ class Entry:
         return buffer
 
 
+def is_finite(tensor: Tensor) -> bool:
+    """Whether a tensor has no NaN and no infinite number."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    if tensor.element_size() == 1:  # float8 has no order in torch
+        tensor = tensor.float()
+    # NaN is the least and the greatest. `isfinite().all()` takes ten times as long.
+    return all(bool(value.isfinite()) for value in tensor.aminmax())
+
+
 @contextmanager
 def open_tensors(path: str | Path) -> Iterator[Any]:
     """Opens a file for reading with safetensors; raises ValueError if it is damaged."""
@@ -98,7 +108,7 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], where: str | P
             problem = "is missing" if name in expected else "is unexpected"
         elif tensors[name].shape != expected[name].shape:
             problem = f"has the shape {tuple(tensors[name].shape)}, expected {tuple(expected[name].shape)}"
-        elif tensors[name].is_floating_point() and not tensors[name].isfinite().all():
+        elif not is_finite(tensors[name]):
             problem = "has NaN or infinite numbers"
         elif expected[name].is_floating_point() > tensors[name].is_floating_point():
             problem = f"has whole numbers of type {tensors[name].dtype}"

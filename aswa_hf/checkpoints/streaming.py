@@ -16,12 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aswa_hf._utils.tensors import DTYPES, Entry, read_header
+from aswa_hf._utils.tensors import DTYPES, Entry, is_finite, read_header
 from aswa_hf.run_folder import ADAPTER_WEIGHTS, WEIGHTS
 
 UNSHARDED = (WEIGHTS, ADAPTER_WEIGHTS)
 AVERAGED = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL")  # integers are copied
 PIECE = 1 << 15  # elements: few enough for the cache, and for torch to add them in a single thread
+CHECKED = 1 << 19  # elements that are looked at together
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,8 @@ class Checkpoint:
         """Raises ValueError, with file and tensor, for NaN or infinite numbers."""
         for name, entry in self.tensors.items():
             if entry.is_averaged and name not in but:
-                for first in range(0, entry.elements, PIECE):
-                    if not entry.read(first, min(PIECE, entry.elements - first)).isfinite().all():
+                for first in range(0, entry.elements, CHECKED):
+                    if not is_finite(entry.read(first, min(CHECKED, entry.elements - first))):
                         raise ValueError(f"{entry.file}: the tensor {name!r} has NaN or infinite numbers.")
 
 

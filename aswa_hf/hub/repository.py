@@ -18,7 +18,7 @@ from aswa_hf._utils.files import nearest_path, new_folder, read_object, refuse_m
 from aswa_hf._utils.paths import check_inside
 from aswa_hf._utils.pretrained import check_fractions, load_strictly
 from aswa_hf._utils.random_state import preserved_rng
-from aswa_hf._utils.tensors import open_tensors, read_header
+from aswa_hf._utils.tensors import is_finite, open_tensors, read_header
 from aswa_hf.batchnorm import Recalibration, has_batchnorm
 from aswa_hf.checkpoint import library_versions
 from aswa_hf.hub.card import OWN_ARCHITECTURES, read_card_data, render
@@ -293,7 +293,7 @@ def _finite_shapes(folder: Path) -> dict[str, str]:
             for name in tensors.keys():  # noqa: SIM118
                 tensor = tensors.get_tensor(name)
                 shapes[name] = _shape(tensor)
-                if tensor.is_floating_point() and not tensor.isfinite().all():
+                if not is_finite(tensor):
                     raise ValueError(
                         f"{file} has NaN or infinite numbers in {name!r}. Train with a smaller learning rate."
                     )

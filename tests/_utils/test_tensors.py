@@ -1,12 +1,13 @@
 """safetensors files of any content: a damaged one is one line with the file and the tensor."""
 
 import json
+import math
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from aswa_hf._utils.tensors import load_tensors, load_weights, open_tensors
+from aswa_hf._utils.tensors import is_finite, load_tensors, load_weights, open_tensors
 
 
 def written(path, header, data=b"", length=None):
@@ -77,3 +78,16 @@ def test_weights_that_do_not_fit_change_nothing(change, message):
     with pytest.raises(ValueError, match=f"^a file does not hold the weights of this Linear: {message}"):
         load_weights(model, weights, "a file")
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2])
+def test_numbers_that_are_not_finite_are_found_wherever_they_are(dtype):
+    numbers = torch.arange(-6.0, 6.0).view(3, 4).to(dtype)
+    assert is_finite(numbers)
+    for place in range(12):
+        for number in (math.nan, math.inf, -math.inf):
+            changed = numbers.float().flatten()
+            changed[place] = number
+            assert not is_finite(changed.view(3, 4).to(dtype))
+    assert is_finite(torch.tensor([], dtype=dtype))
+    assert is_finite(torch.tensor([1, 2]))
