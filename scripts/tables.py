@@ -424,7 +424,11 @@ def hops_table() -> str:
 
 def read_log(result: Result) -> list[dict[str, str]]:
     run = f"{result['dataset'].lower()}-{result['model']}-{result['seed']}-{result['epochs']}"
-    with (RESULTS / "logs" / f"{run}.tsv").open(encoding="utf-8", newline="") as file:
+    return read_tsv(RESULTS / "logs" / f"{run}.tsv")
+
+
+def read_tsv(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file, delimiter="\t"))
 
 
@@ -516,8 +520,7 @@ def average_panels(pairs: list[tuple[str, str]]) -> list[Panel]:
 
 def logged(run: str) -> dict[str, Trajectory]:
     """The strategies of a run as its log in results/logs/ has them; without the scores of the look-aheads."""
-    with (RESULTS / "logs" / f"{run}.tsv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file, delimiter="\t"))
+    rows = read_tsv(RESULTS / "logs" / f"{run}.tsv")
 
     def record(index: int, row: dict[str, str], name: str) -> Record:
         ours = name == "aswa"
@@ -566,8 +569,7 @@ def epoch_panels(*patterns: str, first: int = 1) -> list[Panel]:
     found = []
     for path in (path for pattern in patterns for path in sorted((RESULTS / "logs").glob(pattern))):
         result = json.loads((RESULTS / "strategies" / f"{path.stem}.json").read_text(encoding="utf-8"))
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = [row for row in csv.DictReader(file, delimiter="\t") if int(row["epoch"]) >= first]
+        rows = [row for row in read_tsv(path) if int(row["epoch"]) >= first]
         curves = {}
         for name in ("last", "ema", "aswa", "dense-aswa"):
             points = {float(row["epoch"]): 100 * float(row[name]) for row in rows if row[name]}

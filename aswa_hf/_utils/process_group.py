@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import ctypes
 import gc
 import os
 import sys
@@ -110,9 +109,12 @@ def _drop() -> None:
 def _forget() -> None:
     """In a forked process, which has no threads of a group: to drop the group would wait for them."""
     atexit.unregister(_drop)
-    for group in _kept:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))  # so that it is never dropped
-    _kept.clear()
+    if _kept:
+        import ctypes  # not at the start of every command
+
+        for group in _kept:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))  # so that it is never dropped
+        _kept.clear()
 
 
 if hasattr(os, "register_at_fork"):

@@ -63,10 +63,11 @@ def plan_recipes(chosen: Sequence[Recipe], seeds: Sequence[int], epochs: int | N
 def runs_of_recipes(folder: Path) -> list[tuple[Recipe, list[dict[str, Any]]]]:
     """The collected results of runs as long as their recipes say, recipe by recipe."""
     found = []
+    collected = sorted(folder.glob("*.json"))
     for recipe in recipes():
         length = recipe.run(dataset="").epochs
         name = re.compile(rf"{re.escape(f'{recipe.graph}-{recipe.label}')}-\d+-{length}-tuned\.json")
-        contents = [read_object(path) for path in sorted(folder.glob("*.json")) if name.fullmatch(path.name)]
+        contents = [read_object(path) for path in collected if name.fullmatch(path.name)]
         if contents:
             found.append((recipe, contents))
     return found
