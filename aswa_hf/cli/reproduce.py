@@ -52,6 +52,9 @@ def reproduce(
         int | None,
         typer.Option(metavar="N", min=0, help="Images: batches to recalibrate BatchNorm on (0: all)."),
     ] = None,
+    precision: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Images: fp32, bf16 or fp16 (default: the device's best).")
+    ] = None,
     data_dir: Annotated[Path, typer.Option(metavar="PATH", help="Folder with the datasets.")] = Path("data"),
     output_dir: Annotated[Path, typer.Option(metavar="PATH", help="Folder for the runs.")] = Path("runs"),
     dry_run: Annotated[
@@ -86,7 +89,7 @@ def reproduce(
     chosen = find_table(table)
     names = _names(datasets) if datasets else list(chosen.datasets)
     lengths = None if epochs is None else _numbers(epochs, "--epochs", least=1)
-    images = {"train_size": train_size, "val_ratio": val_ratio, "bn_batches": bn_batches}
+    images = {"train_size": train_size, "val_ratio": val_ratio, "bn_batches": bn_batches, "precision": precision}
     for option, value in images.items():
         if value is not None and chosen.task != IMAGES:
             flag = f"--{option.replace('_', '-')} {value}"

@@ -69,6 +69,7 @@ class GridRun:
             parts += [f"{self.train_size}images"] if self.train_size else []
             different = self.settings.bn_batches != default.bn_batches
             parts += [f"bn{self.settings.bn_batches or 'all'}"] if different else []
+            parts += [self.settings.precision] if self.settings.precision != default.precision else []
             parts += ["fge"] if self.settings.fge else []
         parts += [f"lr{self.settings.lr:g}", "robustness"] if self.settings.strategies == ROBUSTNESS else []
         parts += ["strategies"] if self.settings.strategies == ALL_STRATEGIES else []

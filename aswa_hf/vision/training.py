@@ -54,6 +54,8 @@ def image_arguments(
         "weight_decay": recipe.weight_decay,
         "bf16": precision == "bf16",
         "fp16": precision == "fp16",
+        # The Trainer refuses bf16 without a GPU unless the CPU was asked for.
+        "use_cpu": precision == "bf16" and not torch.accelerator.is_available(),
         "max_grad_norm": 0.0,
         "eval_strategy": "epoch",
         "logging_strategy": "epoch",

@@ -165,6 +165,8 @@ def test_images_with_fge(here, capsys):
         (["nell", "--epochs", "10,20"], "the runs of table nell have one length"),
         (["nell", "--seeds", "3-1"], "--seeds '3-1' contains no number"),
         (["nell", "--train-size", "9"], "--train-size 9 is for tables of images; table nell is about knowledge"),
+        (["nell", "--precision", "bf16"], "--precision bf16 is for tables of images; table nell is about knowledge"),
+        (["cifar", "--precision", "bf61"], "precision has the unknown value 'bf61'. Did you mean 'bf16'?"),
         (["nell", "--val-ratio", "0.3"], "--val-ratio 0.3 is for tables of images; table nell is about knowledge"),
         (["cifar", "--val-ratio", "1"], "val_ratio must be above 0 and below 1, got 1."),
         (["nell", "--rates", "0.1"], "--rates 0.1 is for tables of robustness; the runs of table nell have one rate"),

@@ -105,12 +105,16 @@ def test_runs_that_differ_have_different_names():
         *plan(TABLES["cifar-epochs"], ["vgg16_bn_cifar"], ["CIFAR-10"], [0], None),
         *plan(TABLES["cifar-ratios"], ["vgg16_bn_cifar"], ["CIFAR-10"], [0], None),
         *plan(TABLES["cifar"], ["vgg16_bn_cifar"], ["CIFAR-10"], [0], [30], train_size=10_000, bn_batches=20),
+        *plan(TABLES["cifar"], ["vgg16_bn_cifar"], ["CIFAR-10"], [0], None, precision="bf16"),
     ]
-    runs[-1:-1] = plan(TABLES["cifar-ratios"], ["vgg16_bn_cifar"], ["CIFAR-10"], [0], [300], val_ratio=0.3)
-    assert runs[-2].name == "cifar-10-vgg16_bn_cifar-0-300-val0.3"
-    assert len({run.name for run in runs}) == len(set(runs)) == len(runs) == 1 + 8 + 16 + 1 + 1
+    runs += plan(TABLES["cifar-ratios"], ["vgg16_bn_cifar"], ["CIFAR-10"], [0], [300], val_ratio=0.3)
+    assert len({run.name for run in runs}) == len(set(runs)) == len(runs) == 1 + 8 + 16 + 1 + 1 + 1
     assert runs[0].name == "cifar-10-vgg16_bn_cifar-0-300-fge"
-    assert runs[-1].name == "cifar-10-vgg16_bn_cifar-0-30-10000images-bn20-fge"
+    assert [run.name for run in runs[-3:]] == [
+        "cifar-10-vgg16_bn_cifar-0-30-10000images-bn20-fge",
+        "cifar-10-vgg16_bn_cifar-0-300-bf16-fge",
+        "cifar-10-vgg16_bn_cifar-0-300-val0.3",
+    ]
 
 
 def test_without_a_length_a_network_trains_as_long_as_its_recipe():

@@ -350,6 +350,13 @@ def test_mixed_precision_is_used_where_the_device_has_it(has_bf16, expected, mon
         chosen_precision("int4")
 
 
+@pytest.mark.parametrize(("precision", "use_cpu"), [("bf16", True), ("fp32", False)])
+def test_without_an_accelerator_bf16_means_the_cpu(precision, use_cpu, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    args = image_arguments(tmp_path, RECIPE, precision=precision)
+    assert (args.use_cpu, args.bf16) == (use_cpu, precision == "bf16")
+
+
 def test_training_in_bf16_keeps_float32_weights(digits, tmp_path):
     trainer = make_trainer(ImageTrainer, digits, tmp_path, precision="bf16", max_steps=4, save_strategy="no")
     convolution = next(module for module in trainer.model.modules() if isinstance(module, nn.Conv2d))
