@@ -32,6 +32,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
@@ -594,6 +595,23 @@ def gains_over_best() -> dict[str, tuple[list[float], float]]:
     }
 
 
+# The graphs of the sentence at the top of the README, and what the picture above it calls the weights.
+HEADLINE = ("CoDEx-S", "KINSHIP", "UMLS")
+WEIGHTS = {
+    "last": "plain training",
+    "best": "early stopping",
+    "swa": "SWA",
+    "ema": "EMA",
+    "aswa": "ASWA",
+    "dense-aswa": "DenseASWA",
+}
+
+
+def rate_panels(*datasets: str) -> list[Panel]:
+    """Test MRR by learning rate."""
+    return [replace(left, y="test MRR (%)") for left, _ in panels(swept(*datasets), LABELS)]
+
+
 OTHERS: dict[str, Callable[..., str]] = {
     "shapes": shapes_table,
     "paper": paper_table,
@@ -641,6 +659,7 @@ def draw_pictures(folder: Path) -> None:
         (folder / f"gains{end}.png").write_bytes(as_png(figure, narrow=narrow))
         if runs := swept():
             plot_panels(list(panels(runs, LABELS)), folder / f"robustness{end}.png", narrow=narrow)
+    plot_panels([rate_panels(*HEADLINE)], folder / "rates.png", labels=WEIGHTS)
 
 
 def main() -> None:

@@ -239,9 +239,9 @@ def first_included(start: int | float, total: int) -> int:
     return first
 
 
-def written(mean: WeightedMean, folder: Path) -> Checkpoint:
-    """Writes an average as a checkpoint folder, with the files that make it loadable."""
-    mean.write(_emptied(folder))
+def written(mean: WeightedMean, folder: Path, *, checked: bool = False) -> Checkpoint:
+    """Writes an average as a checkpoint folder, with the files that make it loadable; `checked` as in `write`."""
+    mean.write(_emptied(folder), checked=checked)
     last = mean.last
     if last.folder is not None:
         for path in companions(last.folder, last.files):

@@ -98,8 +98,11 @@ class WeightedMean:
                 first += len(piece)
         return {name: tensor.view(self.last.tensors[name].shape) for name, tensor in found.items()}
 
-    def write(self, folder: Path, dtype: str | None = None) -> None:
-        """Writes safetensors files like those of the checkpoints; `dtype` replaces that of averaged tensors."""
+    def write(self, folder: Path, dtype: str | None = None, *, checked: bool = False) -> None:
+        """Writes safetensors files like those of the checkpoints; `dtype` replaces that of averaged tensors.
+
+        With `checked`, raises ValueError, as `check_finite` does, for a number that is not finite.
+        """
         for file in self.last.files:
             names = [name for name, entry in self.last.tensors.items() if entry.file == file]
             kinds = {name: self._dtype(name, dtype) for name in names}
@@ -108,6 +111,9 @@ class WeightedMean:
                 out.write(self._header(kinds, self.last.metadata.get(file, {})))
                 for name, kind in kinds.items():
                     for piece in self.pieces(name):
+                        if checked and not is_finite(piece):
+                            self.check_finite()
+                            raise ValueError(f"The mean of the tensors {name!r} has NaN or infinite numbers.")
                         out.write(piece.to(DTYPES[kind]).contiguous().view(torch.uint8).numpy().data)
         if self.last.index is not None:
             (folder / self.last.index.name).write_bytes(self.last.index.read_bytes())

@@ -357,14 +357,24 @@ def test_revisions_of_a_hub_repository(tmp_path):
 # What cannot be averaged
 
 
+@pytest.mark.parametrize("is_written", [True, False])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_numbers_that_are_not_finite_do_not_get_into_the_result(tmp_path, value):
+def test_numbers_that_are_not_finite_do_not_get_into_the_result(tmp_path, value, is_written):
     files = [tmp_path / f"{number}.safetensors" for number in range(3)]
     for number, file in enumerate(files):
         save_file({"w": torch.tensor([0.0, value if number == 1 else 1.0])}, file)
     with pytest.raises(ValueError, match=r"1\.safetensors: the tensor 'w' has NaN or infinite numbers"):
-        average_checkpoints(files, strategy="uniform", output=tmp_path / "out")
+        average_checkpoints(files, strategy="uniform", output=tmp_path / "out" if is_written else None)
     assert sorted(path.name for path in tmp_path.iterdir()) == [file.name for file in files]
+
+
+def test_a_sum_beyond_float64_is_refused(tmp_path):
+    files = [tmp_path / f"{number}.safetensors" for number in range(2)]
+    for file in files:
+        save_file({"w": torch.tensor([1.0, 1.5e308], dtype=torch.float64)}, file)
+    with pytest.raises(ValueError, match="The mean of the tensors 'w' has NaN or infinite numbers"):
+        average_checkpoints(files, strategy="uniform", output=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def damaged(kind, path):

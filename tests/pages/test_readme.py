@@ -17,7 +17,7 @@ def test_the_readme_is_short_and_its_first_screen_has_picture_and_code():
     lines = README.read_text(encoding="utf-8").splitlines()
     assert len(lines) < 150
     first = "\n".join(lines[:32])
-    assert all(part in first for part in ("docs/trajectory.png", "trainer.add_callback", "make demo", "make test"))
+    assert all(part in first for part in ("docs/rates.png", "trainer.add_callback", "make demo", "make test"))
 
 
 def block(mark: str) -> str:
