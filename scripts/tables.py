@@ -42,7 +42,16 @@ from aswa_hf.experiments.settings import DEFAULT_STRATEGIES
 from aswa_hf.plotting import Panel, as_png, draw_gains, plot_panels, plot_trajectories
 from aswa_hf.reproduce.figures import paper_figures
 from aswa_hf.reproduce.ranks import REFERENCES, rankings, shown_p
-from aswa_hf.reproduce.robustness import Swept, best_rate, by_pair, by_rate, panels, shown_epochs, times_to_quality
+from aswa_hf.reproduce.robustness import (
+    Swept,
+    best_rate,
+    by_pair,
+    by_rate,
+    panels,
+    shown_epochs,
+    times_to_quality,
+    with_every_rate,
+)
 from aswa_hf.reproduce.show import ORDER
 from aswa_hf.reproduce.tables import IMAGES, KGE, MODELS, TABLES, TUNED, plain
 from aswa_hf.reproduce.tuned import COSTS, mean_costs, runs_of_recipes
@@ -190,14 +199,14 @@ def ranking_sentence() -> str:
 
 
 def swept(*datasets: str) -> list[Swept]:
-    """The runs at several learning rates."""
+    """The runs at several learning rates, without those of unfinished seeds."""
     found = [result for results in load_results("robustness", datasets).values() for result in results]
     found += [
         result
         for result in language_results()
         if result["schedule"] == "constant" and (not datasets or plain(result["dataset"]) in map(plain, datasets))
     ]
-    return [
+    runs = [
         Swept(
             result["dataset"],
             result["model"],
@@ -217,6 +226,7 @@ def swept(*datasets: str) -> list[Swept]:
         )
         for result in found
     ]
+    return with_every_rate(runs)
 
 
 def robustness_table(*datasets: str) -> str:

@@ -124,7 +124,7 @@ def reproduce(
     content = rows(chosen, runs, output_dir)
     heading = title(chosen, runs)
     ranks = rankings(content) if chosen.all_strategies else []
-    swept = robustness.finished(runs, output_dir) if chosen.by_rates else []
+    swept = robustness.with_every_rate(robustness.finished(runs, output_dir)) if chosen.by_rates else []
     picture = output_dir / f"{table}.png"
     if swept:
         plot_panels(list(robustness.panels(swept, MODELS[chosen.task])), picture)

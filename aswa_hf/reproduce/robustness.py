@@ -77,6 +77,20 @@ def by_pair(runs: Iterable[Swept]) -> dict[tuple[str, str], list[Swept]]:
     return dict(pairs)
 
 
+def with_every_rate(runs: Iterable[Swept]) -> list[Swept]:
+    """The runs of the seeds that have every learning rate of their dataset and model; all runs if no seed has.
+
+    The means of two rates over different seeds would differ by the seeds too.
+    """
+    found = []
+    for some in by_pair(runs).values():
+        rates = {seed: {run.rate for run in some if run.seed == seed} for seed in {run.seed for run in some}}
+        every = set().union(*rates.values())
+        whole = [seed for seed, known in rates.items() if known == every]
+        found += [run for run in some if not whole or run.seed in whole]
+    return found
+
+
 def by_rate(runs: Iterable[Swept], strategy: str) -> dict[float, list[float]]:
     """The test scores of a strategy, one per seed, by learning rate."""
     found: dict[float, list[float]] = defaultdict(list)

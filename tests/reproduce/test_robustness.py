@@ -16,6 +16,7 @@ from aswa_hf.reproduce.robustness import (
     panels,
     shown_epochs,
     times_to_quality,
+    with_every_rate,
 )
 from aswa_hf.reproduce.runs import plan
 from aswa_hf.reproduce.show import rows, title
@@ -63,6 +64,14 @@ def test_scores_are_gathered_by_rate_and_the_high_rate_is_the_next_above_the_bes
     assert by_rate(RUNS, "aswa") == {0.01: [0.6, 0.6], 0.1: [0.5, 0.5]}
     assert high_rate(RUNS) == 0.1
     assert high_rate([one for one in RUNS if one.rate == 0.1]) == 0.1
+
+
+def test_seeds_that_lack_a_rate_are_left_out_unless_all_do():
+    assert with_every_rate(RUNS) == RUNS
+    assert with_every_rate(RUNS[:3]) == [RUNS[0], RUNS[2]]
+    assert with_every_rate(RUNS[1:3]) == RUNS[1:3]
+    other = Swept("other", "complex", 0.3, 1, "mrr", {}, {})
+    assert with_every_rate([*RUNS[:3], other]) == [RUNS[0], RUNS[2], other]
 
 
 def test_curves_have_means_and_ranges_over_seeds(tmp_path):
