@@ -202,14 +202,26 @@ class WeightAverage:
 
     @torch.no_grad()
     def combine(self, parts: Sequence[tuple[float, WeightAverage | None]]) -> None:
-        """Θ_A := Σ c_i · Θ_i for pairs of a coefficient and an average of this model; None is the running model."""
+        """Θ_A := Σ c_i · Θ_i for pairs of a coefficient and an average of this model; None is the running model.
+
+        Averaged buffers are those of the greatest coefficient: others may be negative, and so would a variance be.
+        """
         (first, source), *others = parts
         self.assign(source)
         self._different = {}
-        torch._foreach_mul_(list(self.averaged.values()), first)
+        parameters, _ = _tensors(self.model)
+        torch._foreach_mul_([tensor for name, tensor in self.averaged.items() if name in parameters], first)
         running = master_weights(self._running()[0])
+        _, greatest = max(parts, key=lambda part: part[0])
+        buffers = (running if greatest is None else greatest.averaged).items()
+        _copy_by_name(
+            {name: tensor for name, tensor in self.averaged.items() if name not in parameters},
+            {name: tensor for name, tensor in buffers if name not in parameters},
+        )
         for coefficient, part in others:
             for name, theirs in (running if part is None else part.averaged).items():
+                if name not in parameters:
+                    continue
                 for a, t in _pieces(self.averaged[name], theirs):
                     a.add_(t.to(a.device, a.dtype), alpha=coefficient)
 

@@ -306,8 +306,10 @@ def decide(
             found.append(measure(strategy))
             return score(found[-1])
 
+        before = strategy.members, strategy.score
         decision = strategy.update(score_now, score(running), step=step, epoch=epoch)
-        if decision is not Decision.REJECT:
+        # Where SWAD finds that its valley has ended, it rejects the point and returns to earlier weights.
+        if decision is not Decision.REJECT or (strategy.members, strategy.score) != before:
             known[name] = _metrics_of(strategy, [running, *evaluated], score)
         if isinstance(strategy, ASWA):
             logs |= {f"{name}/decision": decision.code, f"{name}/members": strategy.members}

@@ -1,8 +1,10 @@
 """Several strategies at one decision point: what they have in common is computed once."""
 
+import pytest
 import torch
 from torch import nn
 
+from aswa_hf import Decision
 from aswa_hf.comparison import Score, build_strategies, decide, named_factories
 from aswa_hf.strategies import take_step
 
@@ -40,8 +42,24 @@ def test_equal_weights_are_evaluated_once():
     assert len(evaluated) == len(set(evaluated)) == 4
     for name, strategy in strategies.items():
         assert known[name]["eval_score"] == strategy.score
-    alone = [run(nn.Linear(3, 2), [name], points=3)[0] for name in names]
-    assert len({name for group in alone for name in group}) == len(names)
+
+
+def test_metrics_follow_the_weights_when_a_valley_ends():
+    model, known, options = nn.Linear(1, 1), {}, OPTIONS | {"greater_is_better": False}
+    strategies = build_strategies(named_factories(["swad(n_converge=1, n_tolerance=2)"]), model, options, total=6)
+    (swad,) = strategies.values()
+    for point, loss in enumerate([0.5, 0.1, 0.2, 0.9, 0.95, 0.99]):
+        with torch.no_grad():
+            model.weight.fill_(point)
+        take_step(strategies.values())
+        at = {"step": point, "epoch": point + 1.0}
+        running = {"eval_score": loss}
+        decide(strategies, lambda: {"eval_score": model.weight.item()}, running, Score("score"), known, **at)
+        with swad.swapped():
+            assert known["swad"]["eval_score"] == swad.score == model.weight.item()
+    # The last two losses are worse than 1.3 times the first one: the mean of points 0 to 2 is back.
+    assert swad.trajectory.decisions[-2:] == [Decision.REJECT] * 2
+    assert swad.score == pytest.approx(1)
 
 
 def test_strategies_in_company_are_what_they_are_alone():

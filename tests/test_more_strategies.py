@@ -7,9 +7,12 @@ import random
 
 import numpy as np
 import pytest
+import torch
 from point import Point, ensemble, take_steps
+from torch import nn
 
-from aswa_hf import BEMA, EMA, LAWA, SWAD, BestEMA, Decision, PowerEMA, SWADMax
+from aswa_hf import BEMA, EMA, LAWA, SWA, SWAD, BestEMA, Decision, PowerEMA, SWADMax
+from aswa_hf.strategies import STRATEGIES
 
 INIT, HARD, SOFT, REJECT = Decision.INIT, Decision.HARD, Decision.SOFT, Decision.REJECT
 
@@ -44,6 +47,36 @@ def test_lawa_refuses_a_k_out_of_range_and_the_state_of_another_k():
             LAWA(Point(), k=k)
     with pytest.raises(ValueError, match="saved with k=3, this strategy has k=5"):
         LAWA(Point()).load_state_dict(LAWA(Point(), k=3).state_dict())
+
+
+@pytest.mark.parametrize("kind", [kind for kind in STRATEGIES.values() if kind.name != "swa"])
+def test_before_the_first_decision_there_are_no_weights_of_snapshots(kind):
+    assert kind(Point()).alphas == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "saved", "ours"),
+    [
+        (SWA, "start", 0, 3),
+        (SWA, "start", 0.75, 1),
+        (EMA, "decay", 0.9, 0.5),
+        (EMA, "every", 1, 2),
+        (EMA, "warmup", True, False),
+        (BestEMA, "decay", 0.9, 0.5),
+        (PowerEMA, "every", 1, 2),
+        (BEMA, "kappa", 0.5, 0.9),
+        (BEMA, "eta", 0.2, 0.1),
+        (BEMA, "rho", 10.0, 5.0),
+        (BEMA, "every", 400, 100),
+    ],
+)
+def test_a_run_is_resumed_with_the_rule_that_it_began_with(kind, option, saved, ours):
+    state = kind(Point(), **{option: saved}).state_dict()
+    kind(Point(), **{option: saved}).load_state_dict(state)
+    with pytest.raises(ValueError, match=f"saved with {option}={saved}, this strategy has {option}={ours}"):
+        kind(Point(), **{option: ours}).load_state_dict(state)
+    del state[option]  # as states were
+    kind(Point(), **{option: ours}).load_state_dict(state)
 
 
 # BestEMA
@@ -140,6 +173,17 @@ def test_bema_has_the_constants_of_trl_and_refuses_others_that_make_no_sense():
             BEMA(Point(), **{name: value})
 
 
+def test_bema_does_not_extrapolate_statistics():
+    norm = nn.BatchNorm1d(1)  # its first variance is 1
+    bema = BEMA(norm, every=1, batchnorm="average")
+    with torch.no_grad():
+        for _ in range(5):
+            norm.running_var.fill_(0.01)
+            bema.step()
+    assert bema.average.averaged["running_var"] == bema.ema.averaged["running_var"]
+    assert 0.01 < bema.average.averaged["running_var"] < 1
+
+
 # SWAD
 
 
@@ -176,6 +220,22 @@ def test_swad_is_algorithm_1_of_its_paper(rule, seed):
         assert [segment for segment in segments if weights[segment]] == chosen
         assert sum(swad.alphas) == pytest.approx(1)
     assert len(chosen) < 18 or rule[0] == 1  # which begins at the first point
+
+
+@pytest.mark.parametrize("n_tolerance", [1, 2, 3])
+def test_swad_keeps_its_valley_when_the_run_diverges(n_tolerance):
+    swad = SWAD(Point(), n_converge=2, n_tolerance=n_tolerance)
+    for index, score in enumerate([0.1, 0.5, 0.4, 0.45]):
+        take_steps(swad, [float(index)])
+        swad.update(lambda: 0.5, running_score=score)
+    assert ensemble(swad) == 2  # the mean of points 1 to 3
+    for _ in range(n_tolerance + 1):
+        take_steps(swad, [math.nan])
+        with pytest.warns(UserWarning, match="counts as worse than any number"):
+            swad.update(lambda: swad.model.value, running_score=math.nan)
+    assert swad.trajectory.decisions[-1] is REJECT
+    assert (ensemble(swad), swad.score) == (2, 2)
+    assert swad.alphas == [0, 1 / 3, 1 / 3, 1 / 3] + [0] * (n_tolerance + 1)
 
 
 def test_swads_valley_of_a_score_mirrors_that_of_a_loss():

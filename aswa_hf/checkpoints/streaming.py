@@ -119,9 +119,13 @@ class WeightedMean:
             (folder / self.last.index.name).write_bytes(self.last.index.read_bytes())
 
     def check_finite(self) -> None:
-        """Raises ValueError, with file and tensor, if a part of the mean has NaN or infinite numbers."""
+        """Raises ValueError, with file and tensor, if something of the mean has NaN or infinite numbers."""
+        for name, tensor in self.replaced.items():
+            if not is_finite(tensor):
+                raise ValueError(f"The recomputed statistics {name!r} of the average have NaN or infinite numbers.")
         for checkpoint, _ in self.parts:
-            checkpoint.check_finite(but=self.replaced)
+            unused = self.replaced.keys() | (set() if checkpoint is self.last else self.copied)
+            checkpoint.check_finite(but=unused)
 
     def _dtype(self, name: str, dtype: str | None) -> str:
         entry = self.last.tensors[name]

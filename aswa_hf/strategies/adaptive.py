@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -77,16 +76,8 @@ class ASWA(Strategy):
         commit = {Decision.SOFT: accept, Decision.REJECT: nothing}.get(decision, lambda: self._restart(running_score))
         return Outcome(decision, commit, running_score, lookahead_score)
 
-    def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
-        return super().state_dict(copy=copy) | {"hard_updates": self.hard_updates}
-
-    def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().check_state_dict(state)
-        if state["hard_updates"] != self.hard_updates:
-            raise ValueError(
-                f"This state was saved with hard_updates={state['hard_updates']}, this strategy has "
-                f"hard_updates={self.hard_updates}. Resume with the same rule."
-            )
+    def _rule(self) -> dict[str, Any]:
+        return super()._rule() | {"hard_updates": self.hard_updates}
 
 
 class DenseASWA(SegmentStrategy, ASWA):

@@ -183,7 +183,11 @@ class Strategy(ABC):
         for prefix, average in self._averages().items():
             for kind, tensors in zip(("averaged", "buffers"), average.whole(), strict=True):
                 state[prefix + kind] = {name: t.clone() if copy else t for name, t in tensors.items()}
-        return state
+        return state | self._rule()
+
+    def _rule(self) -> dict[str, Any]:
+        """Returns the options that a resumed run must have in common with the saved one."""
+        return {}
 
     def _averages(self) -> dict[str, WeightAverage]:
         """Returns everything to save, by the prefix of its names in the state."""
@@ -209,8 +213,17 @@ class Strategy(ABC):
         if state.get("strategy") != self.name:
             raise ValueError(f"This is the state of strategy {state.get('strategy')!r}, expected {self.name!r}.")
         tensors: dict[str, Any] = {key: {} for key in state if key.endswith((".averaged", ".buffers"))}
+        rule = self._rule()
         for key, ours in (self.state_dict(copy=False) | tensors).items():
-            _check_value(state, key, ours)
+            if key not in rule:
+                _check_value(state, key, ours)
+        for name, option in rule.items():
+            # Older states lack the options of some strategies.
+            if state.get(name, option) != option:
+                raise ValueError(
+                    f"This state was saved with {name}={state[name]}, this strategy has {name}={option}. Resume with "
+                    "the same rule."
+                )
         try:
             records = Trajectory.from_json(state["records"])
         except (KeyError, TypeError, ValueError) as error:

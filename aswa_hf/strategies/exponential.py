@@ -25,6 +25,9 @@ class StepAverage(Strategy):
         self.every = every
         self.steps = 0
 
+    def _rule(self) -> dict[str, Any]:
+        return super()._rule() | {"every": self.every}
+
     def _require_steps(self) -> None:
         if self.steps == 0:
             raise RuntimeError(
@@ -85,6 +88,9 @@ class EMA(StepAverage):
             raise ValueError(f"decay must be in [0, 1), got {decay}.")
         self.decay = decay
         self.warmup = warmup
+
+    def _rule(self) -> dict[str, Any]:
+        return super()._rule() | {"decay": self.decay, "warmup": self.warmup}
 
     def _after_step(self) -> Iterable[tuple[WeightAverage, float]]:
         self.steps += 1
@@ -215,6 +221,9 @@ class BEMA(StepAverage):
         self.initial, self.ema = self._part("initial"), self._part("ema")
         self.initial.assign()
         self.ema.assign()
+
+    def _rule(self) -> dict[str, Any]:
+        return super()._rule() | {"kappa": self.kappa, "eta": self.eta, "rho": self.rho}
 
     def _after_step(self) -> Iterable[tuple[WeightAverage, float]]:
         self.steps += 1

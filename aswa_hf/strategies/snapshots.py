@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -43,6 +42,9 @@ class SWA(Strategy):
         if self._has_started(step):
             return self._add_snapshot(1 / (self.members + 1), evaluate, running_score)
         return Outcome(Decision.REJECT, nothing, running_score)
+
+    def _rule(self) -> dict[str, Any]:
+        return super()._rule() | {"start": self.start}
 
     def _has_started(self, step: int | None) -> bool:
         points = len(self.trajectory)
@@ -99,7 +101,8 @@ class LAWA(Strategy):
 
     @property
     def alphas(self) -> list[float]:
-        return [0.0] * (len(self.trajectory) - self.members) + [1 / self.members] * self.members
+        share = 1 / max(self.members, 1)
+        return [0.0] * (len(self.trajectory) - self.members) + [share] * self.members
 
     def _slot(self, point: int) -> WeightAverage:
         """Returns where the snapshot of a decision point is kept; it replaces one that is no longer needed."""
@@ -109,13 +112,8 @@ class LAWA(Strategy):
         if self.k > 1:
             self._slot(point).assign()
 
-    def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().check_state_dict(state)
-        if state["k"] != self.k:
-            raise ValueError(f"This state was saved with k={state['k']}, this strategy has k={self.k}.")
-
-    def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
-        return super().state_dict(copy=copy) | {"k": self.k}
+    def _rule(self) -> dict[str, Any]:
+        return super()._rule() | {"k": self.k}
 
 
 class BestCheckpoint(Strategy):

@@ -24,11 +24,18 @@ class _ScoredSegments(SegmentStrategy):
     def _score_candidate(
         self, base: WeightAverage | None, weight: float, evaluate: Evaluate | None
     ) -> tuple[float | None, dict[str, Tensor] | None]:
-        """Returns the score of base + weight · (segment − base), or of the segment alone, and the buffers then."""
+        """Returns the score of base + weight · (segment − base), and the buffers then; without a base, of the segment.
+
+        With a weight of 0 the segment is not read, whose numbers may not be finite.
+        """
         if evaluate is None:
             return None, None
         segment = self.segment.average
-        with segment.swapped(with_buffers=False) if base is None else base.lookahead(weight, segment):
+        if base is None or weight == 0:
+            entered = (base or segment).swapped(with_buffers=False)
+        else:
+            entered = base.lookahead(weight, segment)
+        with entered:
             return self._score_averaged(evaluate, f"{self.name} weights")
 
 
@@ -98,7 +105,8 @@ class SWAD(_ScoredSegments):
             else:
                 if base is not self.average:
                     self.average.assign(base)
-                self.average.blend(weight, self.segment.average)
+                if weight:
+                    self.average.blend(weight, self.segment.average)
             self.average.copy_buffers(buffers)
             self.members, self.score, self._stale = members, score, buffers is None
             if start is None and self.n_converge > 1:

@@ -368,6 +368,22 @@ def test_numbers_that_are_not_finite_do_not_get_into_the_result(tmp_path, value,
     assert sorted(path.name for path in tmp_path.iterdir()) == [file.name for file in files]
 
 
+@pytest.mark.parametrize("is_written", [True, False])
+def test_numbers_that_are_not_used_may_be_anything(tmp_path, is_written):
+    files = [tmp_path / f"{number}.safetensors" for number in range(2)]
+    for number, file in enumerate(files):
+        statistics = {
+            "n.running_mean": torch.tensor([math.nan if number == 0 else 1.0]),
+            "n.running_var": torch.ones(1),
+        }
+        save_file({"w": torch.ones(2)} | statistics, file)
+    output = tmp_path / "out" if is_written else None
+    result = average_checkpoints(files, strategy="uniform", batchnorm="copy", output=output)
+    assert result.state_dict()["n.running_mean"] == 1
+    with pytest.raises(ValueError, match=r"0\.safetensors: the tensor 'n\.running_mean' has NaN"):
+        average_checkpoints(files[::-1], strategy="uniform", batchnorm="copy")
+
+
 def test_a_sum_beyond_float64_is_refused(tmp_path):
     files = [tmp_path / f"{number}.safetensors" for number in range(2)]
     for file in files:
