@@ -152,15 +152,20 @@ def strategies_table() -> str:
 
 
 def ranked_groups() -> tuple[Groups, list[dict[str, Any]]]:
-    """The runs with all strategies by pair of dataset and model, and the ranking of strategies over these pairs."""
+    """The runs with all strategies by pair of dataset and model, and the ranking of strategies over these pairs.
+
+    "auto" is compared with the others and has no rank: it is always equal to one of them.
+    """
     groups = distinct_groups(strategies_groups())
     rows = []
     for (dataset, model), results in groups.items():
         for name in strategies_of(groups):
             ours = mean(score(result, name, _metric(result)) for result in results)
             cell = {"dataset": dataset, "model": model, "val_ratio": None, "strategy": name}
-            rows.append({**cell, "columns": {"score": {"ours": ours}}})
-    return groups, rankings(rows)
+            rows.append({**cell, "columns": {"score": {"ours": ours / 100}}})
+    single = rankings([row for row in rows if row["strategy"] != AUTO])
+    auto = [{**row, "rank": None} for row in rankings(rows) if row["strategy"] == AUTO]
+    return groups, single + auto
 
 
 def ranks_table(length: str = "full") -> str:
@@ -169,14 +174,15 @@ def ranks_table(length: str = "full") -> str:
     against = " | ".join(f"{name} wins / ties / losses (p)" for name in REFERENCES)
     lines = [f"| weights | mean rank | {against} |", "| --- | --- |" + " --- |" * len(REFERENCES)]
     if length == "short":
-        return ", ".join(f"{row['strategy']} {row['rank']:.1f}" for row in ranked) + "."
+        return ", ".join(f"{row['strategy']} {row['rank']:.1f}" for row in ranked if row["rank"]) + "."
     for row in ranked:
         cells = []
         for name in REFERENCES:
             found = row["against"].get(name)
             p = f" ({shown_p(found['p'])})" if found and found["p"] is not None else ""
             cells.append(f"{found['wins']} / {found['ties']} / {found['losses']}{p}" if found else "")
-        lines.append(f"| {row['strategy']} | {row['rank']:.2f} | {' | '.join(cells)} |")
+        rank = f"{row['rank']:.2f}" if row["rank"] else "–"
+        lines.append(f"| {row['strategy']} | {rank} | {' | '.join(cells)} |")
     runs = sum(map(len, groups.values()))
     return "\n".join([*lines, "", f"{len(groups)} pairs of dataset and model, {runs} runs."])
 
@@ -185,14 +191,14 @@ def ranking_sentence() -> str:
     """In a sentence: on how many pairs of dataset and model DenseASWA tests better than the usual weights."""
     groups, ranked = ranked_groups()
     against = {row["strategy"]: row["against"].get("dense-aswa") for row in ranked}
-    ranks = {row["strategy"]: f"{row['rank']:.1f}" for row in ranked}
+    ranks = {row["strategy"]: f"{row['rank']:.1f}" for row in ranked if row["rank"]}
     names = {"ema": "EMA", "swa": "SWA", "best": "the best epoch", "last": "the last epoch"}
     *wins, final = [f"{label} in {against[name]['wins']}" for name, label in names.items()]
     p = shown_p(max(against[name]["p"] for name in names))
     return (
-        f"Twelve kinds of weights, from the same runs on {len(groups)} pairs of dataset and model: by test score ASWA "
-        f"over every step (`dense-aswa`) beats {', '.join(wins)} and {final} of them (Wilcoxon's test, largest p {p})."
-        f" Its mean rank is {ranks['dense-aswa']}, that of ASWA over epochs {ranks['aswa']} and that of EMA "
+        f"By test score on {len(groups)} pairs of dataset and model, with {len(ranks)} kinds of weights from the same "
+        f"runs, ASWA over every step (`dense-aswa`) beats {', '.join(wins)} and {final} (Wilcoxon's test, largest p "
+        f"{p}). Its mean rank is {ranks['dense-aswa']}, that of ASWA over epochs {ranks['aswa']} and that of EMA "
         f"{ranks['ema']} "
         f"([table]({RESULTS_PAGE}#all-strategies-in-the-same-runs))."
     )
@@ -654,7 +660,7 @@ def filled_page(text: str) -> str:
 
 
 def draw_pictures(folder: Path) -> None:
-    """Draws the pictures of the pages, each also for phones."""
+    """Draws the pictures of the pages, each also for phones, and that of the README."""
     averages = average_panels([("UMLS", "complex"), ("KINSHIP", "complex"), ("FB15k-237", "complex")])
     for end, narrow in (("", False), ("-narrow", True)):
         plot_panels([averages], folder / f"results{end}.png", labels=AVERAGES, narrow=narrow)

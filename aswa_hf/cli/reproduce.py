@@ -121,10 +121,17 @@ def reproduce(
         return
     make_folder(output_dir)
     failed = run_grid(chosen, possible, sources, output_dir, console)
-    content = rows(chosen, runs, output_dir)
+    finished = robustness.finished(runs, output_dir) if chosen.by_rates else []
+    swept = robustness.with_every_rate(finished)
+    kept = {(one.dataset, one.model, one.seed) for one in swept}
+    left_out = dict.fromkeys(key for one in finished if (key := (one.dataset, one.model, one.seed)) not in kept)
+    for dataset, model, seed in left_out:
+        console.print(
+            f"Seed {seed} of {model} on {dataset} is left out: it lacks some of the learning rates.", soft_wrap=True
+        )
+    content = rows(chosen, [run for run in runs if (run.dataset, run.model, run.seed) not in left_out], output_dir)
     heading = title(chosen, runs)
     ranks = rankings(content) if chosen.all_strategies else []
-    swept = robustness.with_every_rate(robustness.finished(runs, output_dir)) if chosen.by_rates else []
     picture = output_dir / f"{table}.png"
     if swept:
         plot_panels(list(robustness.panels(swept, MODELS[chosen.task])), picture)

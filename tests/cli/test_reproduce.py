@@ -193,3 +193,11 @@ def test_robustness_is_measured_at_several_learning_rates_and_drawn(here, capsys
     assert (here / "runs" / "robustness.png").stat().st_size > 0
     assert call("robustness", *options) == 0
     assert "epochs to a validation mrr of" in capsys.readouterr().out
+    # A seed that lacks a learning rate is not compared with one that has all.
+    (found,) = (here / "runs").glob("*-0-2-lr0.1-robustness")
+    (here / "runs" / found.name.replace("-0-2-", "-1-2-")).write_text("not a folder")
+    assert call("robustness", *options[:-1], "0,1", "--json") == 1
+    shown = capsys.readouterr()
+    assert "Seed 1 of complex on countries is left out: it lacks some of the learning rates." in shown.err
+    again = json.loads(shown.out)
+    assert (again["rows"], again["times"]) == (content["rows"], content["times"])
