@@ -80,7 +80,8 @@ def _paper_rows(table: Table, dataset: str, ratio: float | None, model: str) -> 
     found: dict[tuple[str, str], Figure] = {}
     for (name, paper_model, strategy), numbers in (paper_figures(table.name) if table.figures else {}).items():
         name, _, paper_ratio = name.partition(":")
-        if (plain(name), paper_model) == (plain(dataset), model) and (not paper_ratio or float(paper_ratio) == ratio):
+        same_ratio = float(paper_ratio) == ratio if paper_ratio else ratio is None or ratio in table.val_ratios
+        if (plain(name), paper_model) == (plain(dataset), model) and same_ratio:
             found |= {(strategy, column): number for column, number in zip(table.figures, numbers, strict=True)}
     return found
 
@@ -111,8 +112,12 @@ def title(table: Table, runs: Sequence[GridRun]) -> str:
         parts.append(f"d = {paper.dim}, Adam, learning rate {paper.lr}, KvsAll")
     elif runs[0].train_size:
         parts.append(f"{runs[0].train_size} training images")
-    shortened = any(run.epochs not in (table.epochs or [recipe_epochs(run.model)]) for run in runs)
-    if shortened or runs[0].train_size:
+    changed = any(
+        run.epochs not in (table.epochs or [recipe_epochs(run.model)])
+        or (run.val_ratio is not None and run.val_ratio not in table.val_ratios)
+        for run in runs
+    )
+    if changed or runs[0].train_size:
         parts.append("not the setting of the paper")
     return f"{table.title} ({'; '.join(parts)})"
 

@@ -212,6 +212,9 @@ def test_the_title_says_when_the_setting_is_not_the_papers():
     assert "not the setting of the paper" in short
     images = TABLES["cifar"]
     assert "not the setting" not in title(images, plan(images, ["vgg16_cifar"], ["CIFAR-10"], [0], None))
+    assert "not the setting of the paper" in title(
+        images, plan(images, ["vgg16_cifar"], ["CIFAR-10"], [0], None, val_ratio=0.3)
+    )
     assert "100 training images" in title(
         images, plan(images, ["vgg16_cifar"], ["CIFAR-10"], [0], None, train_size=100)
     )
