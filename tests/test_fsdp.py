@@ -266,7 +266,7 @@ def test_the_trainer_averages_a_model_that_transformers_has_sharded(processes, t
 
     # The state beside the last checkpoint, read by one process, is what the run ended with.
     model = text_model(torch.float64)
-    of = {"aswa": ASWA(model), "ema": EMA(model), "best": BestCheckpoint(model)}
+    of = {"aswa": ASWA(model), "ema": EMA(model, warmup=True), "best": BestCheckpoint(model)}
     load_state(tmp_path / "run2" / "checkpoint-18" / "aswa", of)
     of["aswa"].apply()
     whole, saved = (BertForSequenceClassification.from_pretrained(tmp_path / f"final{n}").eval() for n in (1, 2))
