@@ -667,7 +667,7 @@ def draw_pictures(folder: Path) -> None:
         for picture, run, metric, title in SHOWN:
             place = folder / f"{picture}{end}.png"
             plot_trajectories(logged(run), place, metric=metric, title=title, narrow=narrow)
-        if found := epoch_panels("fb15k-237-*-0-*-strategies.tsv", "cifar-10-*-0-*-strategies.tsv"):
+        if found := epoch_panels("fb15k-237-*-0-*-strategies.tsv", "cifar-10-preresnet*-0-*-strategies.tsv"):
             plot_panels([found], folder / f"many-steps{end}.png", narrow=narrow)
         if found := epoch_panels("digits-*-0-*-strategies.tsv", first=8):
             plot_panels([found], folder / f"digits{end}.png", narrow=narrow)
