@@ -25,6 +25,7 @@ ORDER: dict[str, list[str]] = {
         "choosing.md",
         "callback.md",
         "loop.md",
+        "strategies.md",
         "language-models.md",
         "kge.md",
         "multi-hop.md",
