@@ -1,5 +1,7 @@
 """Several strategies at one decision point: what they have in common is computed once."""
 
+import hashlib
+
 import pytest
 import torch
 from torch import nn
@@ -62,17 +64,71 @@ def test_metrics_follow_the_weights_when_a_valley_ends():
     assert swad.score == pytest.approx(1)
 
 
+COMPANY = [
+    "aswa", "dense-aswa", "swa-all", "lawa(k=3)", "ema(decay=0.5)", "best-ema(decay=0.5)", "bema(every=2)",
+    "swad(n_converge=2, n_tolerance=2)", "swad-max", "power-ema", "best", "last",
+]  # fmt: skip
+
+
+def random_run(names: list[str], seed: int, points: int = 8) -> tuple[dict, dict, int]:
+    """Moves the weights at random, with scores of few different values; returns the strategies, the last metrics, and
+    the number of evaluations."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    moves, inputs = torch.Generator().manual_seed(seed), torch.randn(12, 4)
+    options = OPTIONS | {"train_batches": lambda: inputs.split(4)}
+    strategies = build_strategies(named_factories(names), model, options, total=points)
+    evaluations: list[dict[str, float]] = []
+
+    def metrics() -> dict[str, float]:
+        digest = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in model.state_dict().values())).digest()
+        return {"eval_score": digest[0] % 5, "eval_all": int.from_bytes(digest[:6], "big")}
+
+    def evaluate() -> dict[str, float]:
+        evaluations.append(metrics())
+        return evaluations[-1]
+
+    known: dict = {}
+    for point in range(points):
+        for _ in range(1 + seed % 2):
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(torch.randn(parameter.shape, generator=moves))
+                model(inputs)  # the running model's own statistics
+            take_step(strategies.values())
+        decide(strategies, evaluate, metrics(), Score("score"), known, step=point, epoch=point + 1.0)
+        for name, strategy in strategies.items():
+            if strategy.members:
+                with strategy.swapped():
+                    assert known[name] == metrics(), (name, seed, point)
+    return strategies, known, len(evaluations)
+
+
 def test_strategies_in_company_are_what_they_are_alone():
-    names = ["aswa", "dense-aswa", "swa-all", "lawa", "ema", "best-ema", "swad", "swad-max", "power-ema", "last"]
+    together_evaluated = alone_evaluated = 0
+    decisions = {name.partition("(")[0]: set() for name in COMPANY}
+    for seed in range(8):
+        together, metrics, count = random_run(COMPANY, seed)
+        together_evaluated += count
+        for text in COMPANY:
+            name = text.partition("(")[0]
+            alone, alone_metrics, count = random_run([text], seed)
+            alone_evaluated += count
+            assert alone_metrics[name] == metrics[name], (name, seed)
+            assert alone[name].trajectory == together[name].trajectory, (name, seed)
+            states = alone[name].state_dict(), together[name].state_dict()
+            assert all(torch.equal(a, b) for a, b in zip(*map(tensors, states), strict=True)), (name, seed)
+            decisions[name] |= set(together[name].trajectory.decisions)
+    assert together_evaluated < alone_evaluated
+    # The runs are such that every rule does all that it can.
+    for name in ("aswa", "dense-aswa"):
+        assert decisions[name] == set(Decision)
 
-    def model() -> nn.Module:
-        torch.manual_seed(1)
-        return nn.Linear(3, 2)
 
-    together, _, _ = run(model(), names, points=5, steps=3)
-    for name in names:
-        alone, _, _ = run(model(), [name], points=5, steps=3)
-        assert alone[name].trajectory == together[name].trajectory, name
+def tensors(state: dict) -> list[torch.Tensor]:
+    """The tensors of a state in their order."""
+    nested = (tensors(value) if isinstance(value, dict) else [value] for value in state.values())
+    return [value for values in nested for value in values if isinstance(value, torch.Tensor)]
 
 
 def test_batchnorm_is_recalibrated_once_for_equal_weights():

@@ -297,10 +297,14 @@ def test_swad_max_starts_at_the_best_running_model_and_ends_at_the_best_mean(see
 # PowerEMA
 
 
+def literal_exponent(width: float) -> float:
+    """γ, the root of the paper's cubic."""
+    return max(root.real for root in np.roots([1, 7, 16 - width**-2, 12 - width**-2]))
+
+
 def literal_power_ema(values: list[float], width: float) -> float:
-    """The mean with weights τ^γ over the run so far, by the recurrence; γ is the root of the paper's cubic."""
-    gamma = max(root.real for root in np.roots([1, 7, 16 - width**-2, 12 - width**-2]))
-    average = 0.0
+    """The mean with weights τ^γ over the run so far, by the recurrence."""
+    gamma, average = literal_exponent(width), 0.0
     for t, value in enumerate(values, start=1):
         beta = (1 - 1 / t) ** (gamma + 1)
         average = beta * average + (1 - beta) * value
@@ -331,19 +335,39 @@ def cumulated() -> list[float]:
     return [literal_power_ema([1.0] * n + [0.0] * (400 - n), 0.1) for n in range(40, 401, 40)]
 
 
-@pytest.mark.parametrize(("width", "snapshots", "tolerance"), [(0.07, 0, 0.15), (0.07, 8, 0.002), (0.15, 8, 0.05)])
+def test_a_width_between_is_the_nearest_combination_of_the_tracked_ones():
+    power, values = trained_power_ema(points=16)
+    # Of τ^a and τ^b on [0, 1], with the weights of a profile, the inner product is (a + 1)(b + 1) / (a + b + 1).
+    wanted, *tracked = [literal_exponent(width) for width in (0.07, 0.1, 0.05)]
+    products = [[(a + 1) * (b + 1) / (a + b + 1) for b in tracked] for a in tracked]
+    wide, narrow = np.linalg.solve(products, [(a + 1) * (wanted + 1) / (a + wanted + 1) for a in tracked])
+    expected = wide * literal_power_ema(values, 0.1) + narrow * literal_power_ema(values, 0.05)
+    with power.reconstructed(0.07):
+        assert power.model.value == pytest.approx(expected / (wide + narrow), abs=1e-4)
+
+
+@pytest.mark.parametrize(("width", "snapshots", "tolerance"), [(0.04, 3, 0.002), (0.07, 8, 0.002), (0.15, 8, 0.05)])
 def test_other_widths_are_reconstructed_after_training(width, snapshots, tolerance):
     power, values = trained_power_ema(points=16, snapshots=snapshots)
     expected = literal_power_ema(values, width)
     with power.reconstructed(width):
         assert power.model.value == pytest.approx(expected, abs=tolerance)
     assert power.model.value == values[-1]
-    assert sum(not part.is_empty for part in power.parts.values()) <= 1 + 2 * snapshots
+    assert sum(not part.is_empty for part in power.parts.values()) == 1 + 2 * (snapshots + 1)
     resumed = PowerEMA(Point(), snapshots=snapshots)
     resumed.load_state_dict(power.state_dict())
     resumed.apply(width)
     power.apply(width)
     assert resumed.model.value == power.model.value == pytest.approx(expected, abs=tolerance)
+
+
+def test_snapshots_of_a_power_ema_stay_spread_over_the_run():
+    kept = {}
+    for snapshots in (1, 3):
+        power, _ = trained_power_ema(points=40, snapshots=snapshots)
+        names = (name for name, part in power.parts.items() if name.startswith("wide-") and not part.is_empty)
+        kept[snapshots] = sorted(int(name.removeprefix("wide-")) for name in names)
+    assert kept == {1: [1280, 1600], 3: [880, 1080, 1360, 1600]}
 
 
 def test_power_ema_refuses_widths_out_of_range_and_widths_it_did_not_track():

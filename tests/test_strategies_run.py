@@ -191,7 +191,8 @@ FAILURES = {
         ("aswa", 0, 1),
         ("aswa", 2, 1),
         ("aswa", 2, 2),
-        *((n, p, 1) for n in ("dense-aswa", "swa", "ema", "best", "last") for p in (0, 2)),
+        # BEMA has no average yet after the first step.
+        *((name, points, 1) for name in ALL if name != "aswa" for points in (0, 2) if (name, points) != ("bema", 0)),
     ],
 )
 def test_an_evaluation_that_fails_leaves_model_and_state_as_they_were(name, points_before, failing_call, failure):
@@ -457,3 +458,24 @@ def test_an_evaluation_that_changes_the_mode_is_put_right():
     for score in (0.1, 0.2):
         aswa.update(lambda score=score: model.eval() and score)
         assert [module.training for module in model.modules()] == [True, True, True, False]
+
+
+@pytest.mark.filterwarnings("ignore:.*was not called after optimizer steps:UserWarning")
+@pytest.mark.parametrize("steps", range(1, 5))
+@pytest.mark.parametrize("points", range(1, 4))
+@pytest.mark.parametrize("every", [1, 2])
+def test_an_ema_that_decided_before_its_first_step_is_resumed(steps, points, every):
+    def start() -> EMA:
+        torch.manual_seed(0)
+        return EMA(network(), decay=0.5, every=every, batchnorm="copy")
+
+    ema = start()
+    for _ in range(points):
+        ema.update(lambda: 0.5)
+    for _ in range(steps):
+        with torch.no_grad():
+            ema.model[0].weight.add_(1)
+        ema.step()
+    resumed = start()
+    resumed.load_state_dict(ema.state_dict())
+    assert same(resumed.state_dict(), ema.state_dict())

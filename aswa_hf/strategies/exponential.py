@@ -57,7 +57,7 @@ class StepAverage(Strategy):
     def _check_progress(self, state: Mapping[str, Any], last: Record | None) -> None:
         # Between two decision points the average grows, which makes its score unknown.
         updates, before = state["steps"] // self.every, 0 if last is None else last.members
-        if updates <= before:
+        if state["members"] <= before:
             super()._check_progress(state, last)
             return
         # Before the first step, an EMA may have taken one snapshot per decision point.

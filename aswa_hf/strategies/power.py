@@ -45,7 +45,8 @@ class PowerEMA(StepAverage):
 
     The width of such an average is its standard deviation in time as a fraction of the run. Two widths are tracked,
     `narrow` and `wide`; the wide one is the result. Any width between them is reconstructed after training, as is a
-    width around them if `snapshots` earlier pairs are kept as well (each takes two copies of the weights):
+    width around them if the pairs of earlier decision points are kept as well: that of the last one and `snapshots`
+    others, spread over the run (each takes two copies of the weights):
 
     >>> with power.reconstructed(0.07):
     ...     validate(model)
@@ -89,11 +90,15 @@ class PowerEMA(StepAverage):
         return Outcome(outcome.decision, commit, outcome.running_score)
 
     def _keep(self) -> None:
-        """Keeps the two averages; if there are too many, drops every second pair."""
-        kept = self._kept()
-        if len(kept) >= self.snapshots:
-            for updates in kept[::2]:
-                del self.parts[f"wide-{updates}"], self.parts[f"narrow-{updates}"]
+        """Keeps the two averages; if there are too many, drops an earlier pair, so that the others stay spread out.
+
+        The pair of the last decision point comes on top of `snapshots`: until the next step it equals the averages.
+        """
+        kept = sorted({0, *self._kept(), self.members})
+        if len(kept) > self.snapshots + 2:
+            # Squares, as late steps have most of the weight.
+            updates = min(zip(kept, kept[1:], kept[2:], strict=False), key=lambda near: near[2] ** 2 - near[0] ** 2)[1]
+            del self.parts[f"wide-{updates}"], self.parts[f"narrow-{updates}"]
         self._part(f"wide-{self.members}").assign(self.average)
         self._part(f"narrow-{self.members}").assign(self.parts["narrow"])
 
