@@ -177,6 +177,8 @@ class Panel:
     y: str
     curves: Mapping[str, Mapping[float, tuple[float, float, float]]]
     log: bool = False
+    bottom: float | None = None
+    """Where the y axis begins, if lower values are not to be shown."""
 
 
 def plot_panels(
@@ -233,6 +235,8 @@ def draw_panels(
             )
             if low != high:
                 axis.fill_between(x, low, high, color=style.color, alpha=0.12, linewidth=0)
+        if panel.bottom is not None:
+            axis.set_ylim(bottom=panel.bottom)
         if panel.log:
             places = sorted({x for curve in panel.curves.values() for x in curve})
             axis.set_xscale("log")
@@ -245,7 +249,7 @@ def draw_panels(
         axis.set_ylabel(panel.y)
         axis.grid(alpha=0.25)
     handles, names = axes[0][0].get_legend_handles_labels()
-    columns = 6 if not narrow else 3 if max(map(len, names), default=0) < 12 else 2
+    columns = max(6, 2 * len(rows[0]) + 1) if not narrow else 3 if max(map(len, names), default=0) < 12 else 2
     figure.legend(handles, names, fontsize=9, loc="outside lower center", ncols=columns, frameon=False)
     return figure
 

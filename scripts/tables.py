@@ -12,7 +12,8 @@ The results are those that `collect_results.py` keeps in `results/`. A table is 
     robustness <dataset>            test MRR or accuracy by learning rate
     ranking                         what DenseASWA wins against the usual weights, in a sentence
     headline [<dataset>…]           what strategies lose at ten times the best learning rate, in a sentence
-    times <dataset>                 epochs to the quality of the best single epoch at the best learning rate
+    times <dataset> [<rate>]        epochs to the quality of the best single epoch at the best learning rate, or at one
+    faster <dataset> <rate> <high>  the same in a sentence: at a high rate, to the quality of another one
     tuned <metric>                  a metric of all strategies by recipe, beside the published MRR
     costs                           what the runs of recipes took
     bn                              accuracy by the number of batches that BatchNorm statistics are computed on
@@ -47,6 +48,7 @@ from aswa_hf.reproduce.robustness import (
     best_rate,
     by_pair,
     by_rate,
+    mean_curve,
     panels,
     shown_epochs,
     times_to_quality,
@@ -261,7 +263,8 @@ def headline(*datasets: str) -> str:
             high = min(found, key=lambda other: abs(other - 10 * rate))
             lost[name].append(mean(found[rate]) - mean(found[high]))
     points = {name: f"{mean(values):.1f}" for name, values in lost.items()}
-    seeds = len({run.seed for runs in pairs.values() for run in runs})
+    counts = sorted({len({run.seed for run in runs}) for runs in pairs.values()})
+    seeds = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
     graphs = [dataset for dataset, _ in pairs]
     models = " and ".join(dict.fromkeys(LABELS[model] for _, model in pairs))
     where = f"{models} on {', '.join(graphs[:-1])} and {graphs[-1]}"
@@ -273,11 +276,29 @@ def headline(*datasets: str) -> str:
     )
 
 
-def times_table(*datasets: str) -> str:
-    """After how many epochs each strategy reached the best single epoch of the best learning rate."""
-    runs = swept(*datasets)
+def faster(dataset: str, tuned: str, high: str) -> str:
+    """In a sentence: after how many epochs ASWA at a high learning rate has the quality of a tuned one."""
+    runs = swept(dataset)
+    rows = {row["strategy"]: row for row in times_to_quality(runs, float(tuned))}
+    fast = [run for run in runs if run.rate == float(high)]
+    reached = {name: row["reached"][float(high)] for name, row in rows.items()}
+    shown = {name: "no run" if not count else f"{count} of {len(fast)} runs" for name, count in reached.items()}
+    lost = mean(max(score for _, score in run.curves["ema"]) - run.curves["ema"][-1][1] for run in fast)
+    few, many = rows["aswa"]["epochs"][float(high)], rows["best"]["epochs"][float(tuned)]
+    return (
+        f"**{few:.0f} epochs instead of {many:.0f}**: at a learning rate of {high} ASWA needs that many for the "
+        f"validation MRR of the best epoch at {tuned}, about the published rate ({LABELS[fast[0].model]} on "
+        f"{dataset}, mean of {len(fast)} seeds). At {high} a single epoch is as good in {shown['best']} and EMA in "
+        f"{shown['ema']}, and at epoch {fast[0].curves['ema'][-1][0]:.0f} EMA has lost {lost:.1f} points again, ASWA "
+        f"nothing ([more]({RESULTS_PAGE}#at-learning-rates-that-nobody-tuned))."
+    )
+
+
+def times_table(dataset: str, *tuned: str) -> str:
+    """After how many epochs each strategy reached the best single epoch of the best learning rate, or of `tuned`."""
+    runs = swept(dataset)
     rates = sorted({run.rate for run in runs})
-    rows = {row["strategy"]: row for row in times_to_quality(runs)}
+    rows = {row["strategy"]: row for row in times_to_quality(runs, *map(float, tuned))}
     lines = [f"| weights | {' | '.join(f'{rate:g}' for rate in rates)} |", "| --- |" + " --- |" * len(rates)]
     lines += [
         f"| {name} | {' | '.join(shown_epochs(rows[name], rate) for rate in rates)} |"
@@ -611,8 +632,9 @@ def gains_over_best() -> dict[str, tuple[list[float], float]]:
     }
 
 
-# The graphs of the sentence at the top of the README, and what the picture above it calls the weights.
-HEADLINE = ("CoDEx-S", "KINSHIP", "UMLS")
+# The graphs of the picture at the top of the README, and what it calls the weights.
+HEADLINE = ("CoDEx-S", "KINSHIP")
+PUBLISHED_RATE = 0.0003  # of CoDEx-S, to one digit
 WEIGHTS = {
     "last": "plain training",
     "best": "early stopping",
@@ -620,12 +642,19 @@ WEIGHTS = {
     "ema": "EMA",
     "aswa": "ASWA",
     "dense-aswa": "DenseASWA",
+    "published": f"early stopping at {PUBLISHED_RATE}",
 }
 
 
-def rate_panels(*datasets: str) -> list[Panel]:
-    """Test MRR by learning rate."""
-    return [replace(left, y="test MRR (%)") for left, _ in panels(swept(*datasets), LABELS)]
+def headline_panels(*datasets: str) -> list[Panel]:
+    """Validation MRR by epoch at a high learning rate on the first dataset, and test MRR by learning rate on all."""
+    by_rate, by_epoch = zip(*(next(panels(swept(dataset), LABELS)) for dataset in datasets), strict=True)
+    tuned = mean_curve([run.curves["best"] for run in swept(datasets[0]) if run.rate == PUBLISHED_RATE])
+    curves = {**by_epoch[0].curves, "published": tuned}
+    first = replace(
+        by_epoch[0], y="validation MRR (%)", curves=curves, bottom=0.75 * max(y for _, y, _ in tuned.values())
+    )
+    return [first, *(replace(panel, y="test MRR (%)") for panel in by_rate)]
 
 
 OTHERS: dict[str, Callable[..., str]] = {
@@ -636,6 +665,7 @@ OTHERS: dict[str, Callable[..., str]] = {
     "ranks": ranks_table,
     "robustness": robustness_table,
     "times": times_table,
+    "faster": faster,
     "headline": headline,
     "ranking": ranking_sentence,
     "tuned": tuned_table,
@@ -675,7 +705,7 @@ def draw_pictures(folder: Path) -> None:
         (folder / f"gains{end}.png").write_bytes(as_png(figure, narrow=narrow))
         if runs := swept():
             plot_panels(list(panels(runs, LABELS)), folder / f"robustness{end}.png", narrow=narrow)
-    plot_panels([rate_panels(*HEADLINE)], folder / "rates.png", labels=WEIGHTS)
+    plot_panels([headline_panels(*HEADLINE)], folder / "rates.png", labels=WEIGHTS)
 
 
 def main() -> None:

@@ -100,9 +100,10 @@ def by_rate(runs: Iterable[Swept], strategy: str) -> dict[float, list[float]]:
     return dict(found)
 
 
-def tuned_score(runs: Sequence[Swept], seed: int) -> float:
-    """Returns the best validation score of a single epoch at any learning rate: the result of tuning the rate."""
-    return max(score for run in runs if run.seed == seed for _, score in run.curves["best"])
+def tuned_score(runs: Sequence[Swept], seed: int, rate: float | None = None) -> float:
+    """Returns the best validation score of a single epoch at a learning rate; by default at any, as after tuning."""
+    some = [run for run in runs if run.seed == seed and rate in (None, run.rate)]
+    return max(score for run in some for _, score in run.curves["best"])
 
 
 def epochs_to(curve: Curve, target: float) -> float | None:
@@ -110,14 +111,15 @@ def epochs_to(curve: Curve, target: float) -> float | None:
     return next((epoch for epoch, score in curve if score >= target), None)
 
 
-def times_to_quality(runs: Sequence[Swept]) -> list[dict[str, Any]]:
-    """After how many epochs each strategy reached, on validation, the best single epoch of the best learning rate.
+def times_to_quality(runs: Sequence[Swept], tuned: float | None = None) -> list[dict[str, Any]]:
+    """After how many epochs each strategy reached, on validation, the best single epoch of a learning rate.
 
-    An element is `{"strategy", "target", "epochs": {rate: mean, or None if a seed never reached it}, "reached": {rate:
-    number of seeds}, "seeds"}`; `target` is the mean over seeds. The runs are of one dataset and model.
+    This is the rate `tuned`, by default the best one of each seed. An element is `{"strategy", "target", "epochs":
+    {rate: mean, or None if a seed never reached it}, "reached": {rate: number of seeds}, "seeds"}`; `target` is the
+    mean over seeds. The runs are of one dataset and model.
     """
     seeds = sorted({run.seed for run in runs})
-    targets = {seed: tuned_score(runs, seed) for seed in seeds}
+    targets = {seed: tuned_score(runs, seed, tuned) for seed in seeds}
     names = [name for name in runs[0].curves if all(name in run.curves for run in runs)]
     content = []
     for name in names:
@@ -176,7 +178,7 @@ def panels(runs: Iterable[Swept], names: Mapping[str, str]) -> Iterator[tuple[Pa
         rate = high_rate(some)
         strategies = [name for name in some[0].curves if all(name in run.curves for run in some)]
         left = {name: {x: (min(y), fmean(y), max(y)) for x, y in by_rate(some, name).items()} for name in strategies}
-        right = {name: _mean_curve([run.curves[name] for run in some if run.rate == rate]) for name in strategies}
+        right = {name: mean_curve([run.curves[name] for run in some if run.rate == rate]) for name in strategies}
         yield (
             Panel(what, "learning rate", f"test {metric}", left, log=True),
             Panel(f"{what}, learning rate {rate:g}", "epoch", f"validation {metric}", right),
@@ -196,7 +198,8 @@ def high_rate(runs: Sequence[Swept]) -> float:
     return rates[min(rates.index(best_rate(runs)) + 1, len(rates) - 1)]
 
 
-def _mean_curve(curves: Sequence[Curve]) -> dict[float, tuple[float, float, float]]:
+def mean_curve(curves: Sequence[Curve]) -> dict[float, tuple[float, float, float]]:
+    """Returns the smallest, the mean and the greatest score of several runs by epoch."""
     points: dict[float, list[float]] = defaultdict(list)
     for curve in curves:
         for epoch, score in curve:

@@ -54,6 +54,9 @@ def test_the_quality_to_reach_is_the_best_single_epoch_at_any_rate_of_the_same_s
     assert (aswa["reached"], aswa["seeds"]) == ({0.01: 2, 0.1: 1}, 2)
     assert [shown_epochs(aswa, rate) for rate in (0.01, 0.1)] == ["2", "1 of 2 seeds"]
     assert [shown_epochs(best, rate) for rate in (0.01, 0.1)] == ["3", "–"]
+    # At the rate 0.1 they are 0.4 and 0.4.
+    slow = next(row for row in times_to_quality(RUNS, 0.1) if row["strategy"] == "best")
+    assert (slow["target"], slow["epochs"]) == (pytest.approx(0.4), {0.01: 2.5, 0.1: 2.5})
     assert [row["strategy"] for row in as_json(RUNS)] == ["best", "aswa"]
     heading, shown = as_terminal_tables(RUNS, {"complex": "ComplEx"})
     assert "ComplEx on d: epochs to a validation mrr of 0.55" in heading
@@ -87,7 +90,7 @@ def test_curves_have_means_and_ranges_over_seeds(tmp_path):
 
 
 def test_finished_runs_are_read_from_their_folders(tmp_path):
-    runs = plan(TABLE, ["complex"], ["CoDEx-S"], [0], None, [0.01, 0.1])
+    runs = plan(TABLE, ["complex"], ["CoDEx-S"], [0], [20], [0.01, 0.1])
     assert [one.name for one in runs] == [f"codex-s-complex-0-20-lr{rate}-robustness" for rate in (0.01, 0.1)]
     assert str(runs[1]).endswith("20 epochs, learning rate 0.1")
     folder = tmp_path / runs[0].name
