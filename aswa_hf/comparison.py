@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,8 +18,10 @@ from aswa_hf._utils.checks import check_whole_number
 from aswa_hf._utils.distributed import on_every_rank
 from aswa_hf._utils.names import did_you_mean, parse_strategy, split_strategies
 from aswa_hf._utils.sharding import computing_device
+from aswa_hf.averaging import unwrap
 from aswa_hf.batchnorm import Recalibration, default_train_batches
 from aswa_hf.strategies import ASWA, BATCHNORM_POLICIES, EMA, STRATEGIES, SWA, BestEMA, DenseASWA, Strategy
+from aswa_hf.strategies.exponential import StepAverage
 from aswa_hf.trajectory import Decision
 
 Metric = str | Mapping[str, float] | Callable[[Mapping[str, float]], float]
@@ -169,6 +172,12 @@ def named_factories(strategies: Strategies) -> dict[str, Factory]:
     factories: dict[str, Factory] = {}
     if isinstance(strategies, Mapping):
         for name, given in strategies.items():
+            # Names are part of metrics and of keys in checkpoints.
+            if not isinstance(name, str) or not re.fullmatch(r"\w[\w.+-]*", name) or name == AUTO:
+                raise ValueError(
+                    f"{name!r} cannot be the name of a strategy. Use letters, digits and, after the first one, also "
+                    f". + - but not {AUTO!r}."
+                )
             if not callable(given) and not isinstance(given, Mapping):
                 raise TypeError(
                     f"strategies[{name!r}] must be a dict of options or a function that builds a strategy for a model."
@@ -205,8 +214,8 @@ def check_options(
     """Raises ValueError or TypeError for invalid options, before training begins."""
     if apply not in (None, AUTO, *(names := list(factories))):
         raise ValueError(
-            f"apply={apply!r} is not among the strategies {', '.join(names)}. Pass one of them, {AUTO!r} for the one "
-            "that does best on validation, or None to end with the running weights."
+            f"apply={apply!r} is not among the strategies ({', '.join(names) or 'none'}). Pass one of them, {AUTO!r} "
+            "for the one that does best on validation, or None to end with the running weights."
         )
     if apply == AUTO and not names:
         raise ValueError(f"apply={AUTO!r} needs strategies to choose from.")
@@ -230,6 +239,8 @@ def build_strategies(
 
     A strategy that needs `train_batches`, and that its function builds without any, uses those of `options`. The run
     has `total` decision points or `total_steps` optimizer steps.
+
+    Raises ValueError if a strategy does not belong to the run.
     """
     options = dict(options)
     hard_updates, direction = options.pop("hard_updates"), options["greater_is_better"]
@@ -254,6 +265,10 @@ def build_strategies(
                 raise TypeError(
                     f"strategies[{name!r}] must build a strategy for a model, got {type(strategy).__name__}."
                 )
+            if strategy.model is not unwrap(model):
+                raise ValueError(
+                    f"strategies[{name!r}] has built a strategy for another model. It must use the model it is given."
+                )
             if strategy.greater_is_better != direction:
                 raise ValueError(
                     f"strategies[{name!r}] has greater_is_better={strategy.greater_is_better}, the run has "
@@ -269,6 +284,28 @@ def build_strategies(
                 strategy.recalibrate, theirs.remembers = theirs, True
         strategies[name] = strategy
     return strategies
+
+
+def check_due(
+    strategies: Mapping[str, Strategy], apply: str | None, *, points: int | None, steps: int | None
+) -> list[str]:
+    """Returns a line about each strategy that a run of so many decision points and steps ends too early for.
+
+    Raises ValueError if none is left that the run could end with.
+    """
+    lines = {}
+    for name, strategy in strategies.items():
+        start = strategy.start if isinstance(strategy, SWA) else 0
+        if isinstance(strategy, StepAverage) and steps is not None and strategy.every > steps:
+            lines[name] = f"{name} averages every {strategy.every} steps, and the run has {steps}"
+        elif isinstance(start, int) and points is not None and start >= points:
+            lines[name] = f"{name} starts after {start} decision points, and the run has {points}"
+    if lines and all(name in lines for name in (strategies if apply == AUTO else [apply])):
+        whose = "any of its strategies" if apply == AUTO else apply
+        raise ValueError(
+            f"The run cannot end with {whose}: {'; '.join(lines.values())}. Train longer, or choose other options."
+        )
+    return [f"{line}: it will have no weights." for line in lines.values()]
 
 
 def decide(

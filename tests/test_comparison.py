@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from aswa_hf import Decision
-from aswa_hf.comparison import Score, build_strategies, decide, named_factories
+from aswa_hf import ASWA, Decision
+from aswa_hf.comparison import Score, build_strategies, check_due, decide, named_factories
 from aswa_hf.strategies import take_step
 
 OPTIONS = {"greater_is_better": True, "hard_updates": True}
@@ -107,7 +107,7 @@ def random_run(names: list[str], seed: int, points: int = 8) -> tuple[dict, dict
 def test_strategies_in_company_are_what_they_are_alone():
     together_evaluated = alone_evaluated = 0
     decisions = {name.partition("(")[0]: set() for name in COMPANY}
-    for seed in range(8):
+    for seed in range(4):
         together, metrics, count = random_run(COMPANY, seed)
         together_evaluated += count
         for text in COMPANY:
@@ -147,3 +147,32 @@ def test_batchnorm_is_recalibrated_once_for_equal_weights():
             weights, bias = (tensor.detach() for tensor in model[0].parameters())
             expected = (weights.sum(1) + 2 * bias) / 2
             torch.testing.assert_close(model[1].running_mean, expected)
+
+
+@pytest.mark.parametrize("name", ["", "auto", "..", "a/b", "a b", 3])
+def test_names_that_metrics_and_checkpoints_cannot_have_are_refused(name):
+    with pytest.raises(ValueError, match="cannot be the name of a strategy"):
+        named_factories({name: {}})
+
+
+def test_a_function_that_builds_a_strategy_for_another_model_is_refused():
+    other = nn.Linear(1, 1)
+    with pytest.raises(ValueError, match=r"strategies\['mine'\] has built a strategy for another model"):
+        build_strategies({"mine": lambda _: ASWA(other)}, nn.Linear(1, 1), OPTIONS)
+
+
+def test_what_a_run_ends_too_early_for_is_named_before_it_begins():
+    names = ["aswa", "bema", "ema(every=10)", "swa(start=3)", "swa-all", "swad(every=10)"]
+    strategies = build_strategies(named_factories(names), nn.Linear(1, 1), OPTIONS, total=3)
+
+    def lines(apply: str | None, points: int | None, steps: int | None) -> list[str]:
+        return [line.partition(" ")[0] for line in check_due(strategies, apply, points=points, steps=steps)]
+
+    assert lines("aswa", 3, 9) == ["bema", "ema", "swa"]
+    assert lines(None, 4, 10) == ["bema"]
+    assert lines("auto", None, None) == []
+    with pytest.raises(ValueError, match="cannot end with swa: swa starts after 3 decision points, and the run has 2"):
+        lines("swa", 2, None)
+    del strategies["aswa"], strategies["swad"], strategies["swa-all"]
+    with pytest.raises(ValueError, match="cannot end with any of its strategies: bema averages every 400 steps, and"):
+        lines("auto", 3, 9)

@@ -479,3 +479,14 @@ def test_an_ema_that_decided_before_its_first_step_is_resumed(steps, points, eve
     resumed = start()
     resumed.load_state_dict(ema.state_dict())
     assert same(resumed.state_dict(), ema.state_dict())
+
+
+@pytest.mark.parametrize("name", ["dense-aswa", "ema", "power-ema", "swad"])
+def test_a_step_while_the_model_holds_averaged_weights_is_refused(name):
+    strategy = build(name, network())
+    strategy.step()
+    strategy.update(lambda: 0.5)
+    state = strategy.state_dict()
+    with strategy.swapped(), pytest.raises(RuntimeError, match=r"step\(\) was called inside swapped"):
+        strategy.step()
+    assert same(strategy.state_dict(), state)

@@ -24,7 +24,7 @@ from aswa_hf._utils.memory import peak_memory, reset_peak_memory
 from aswa_hf._utils.random_state import preserved_rng
 from aswa_hf._utils.sharding import is_sharded
 from aswa_hf.checkpoint import library_versions
-from aswa_hf.comparison import why_empty
+from aswa_hf.comparison import AUTO, why_empty
 from aswa_hf.experiments.progress import decisions_shown, progress_bar
 from aswa_hf.experiments.settings import TrainingRun, read_run, read_settings
 from aswa_hf.loop.checks import Stop
@@ -298,8 +298,8 @@ def _check_weights(callback: ASWACallback, trainer: Trainer) -> None:
     else:
         return
     raise ValueError(
-        f"Training ended without {applied} weights to save: {reason}. Choose a smaller --lr, more --epochs or other "
-        "--strategies."
+        f"Training ended without {'weights of any strategy' if applied == AUTO else f'{applied} weights'} to save: "
+        f"{reason}. Choose a smaller --lr, more --epochs or other --strategies."
     )
 
 

@@ -35,6 +35,7 @@ from aswa_hf.comparison import (
     Score,
     Strategies,
     build_strategies,
+    check_due,
     check_options,
     chosen_strategy,
     decide,
@@ -165,11 +166,14 @@ def fit(
     options |= {"greater_is_better": greater_is_better, "hard_updates": hard_updates}
     options |= {"train_batches": train_loader, "bn_forward": lambda batch: loss(module, batch)}
     per_epoch = length_of(train_loader)
-    length: dict[str, int | None] = {"total": epochs // interval.count}
-    if interval.by_steps or max_eval_share is not None:  # the number of decision points is not known
-        steps = per_epoch and epochs * -(-per_epoch // accelerator.gradient_accumulation_steps)
-        length = {"total_steps": steps}
+    steps = per_epoch and epochs * -(-per_epoch // accelerator.gradient_accumulation_steps)
+    points = steps and -(-steps // interval.count) if interval.by_steps else epochs // interval.count
+    # A fraction of the run is one of its steps where decision points may be skipped.
+    by_steps = interval.by_steps or max_eval_share is not None
+    length: dict[str, int | None] = {"total_steps": steps} if by_steps else {"total": points}
     shadows = build_strategies(factories, module, options, **length)
+    for line in check_due(shadows, apply, points=points, steps=steps):
+        logger.warning(line)
     budget = EvaluationBudget(max_eval_share)
     place = Place(loss=torch.zeros((), device=accelerator.device))
     root = Path(checkpoint_dir) if checkpoint_dir is not None else None

@@ -371,6 +371,12 @@ class Strategy(ABC):
 
 def take_step(strategies: Iterable[Strategy]) -> None:
     """Calls `step()` of several strategies that follow the same run."""
+    strategies = list(strategies)
+    if any(strategy.average.is_in_model for strategy in strategies):
+        raise RuntimeError(
+            "step() was called inside swapped() or an evaluation, where the model holds averaged weights. Call it "
+            "after an optimizer step, where the model holds the running weights."
+        )
     with uninterrupted():
         take_snapshots([update for strategy in strategies for update in strategy._after_step()])
 

@@ -23,6 +23,7 @@ from aswa_hf.comparison import (
     Score,
     Strategies,
     build_strategies,
+    check_due,
     check_options,
     chosen_strategy,
     decide,
@@ -232,7 +233,11 @@ class ASWACallback(TrainerCallback):
                 self._try_metric(args)
             if args.should_save:
                 remove_pending(args.output_dir)
-        if (steps := steps_to_first_decision(self._every, args, kwargs.get("train_dataloader"))) > state.max_steps:
+        steps = steps_to_first_decision(self._every, args, kwargs.get("train_dataloader"))
+        points = -(-state.max_steps // steps) if steps else None
+        for line in check_due(self.strategies, self.apply, points=points, steps=state.max_steps):
+            logger.warning(line)
+        if steps > state.max_steps:
             only = "decides only at its last step" if self._every.by_steps else "ends before its first decision point"
             logger.warning(
                 f"The run of {state.max_steps} steps {only}, since every={self.every!r} is {steps} steps: it will end "

@@ -483,7 +483,7 @@ def test_the_handler_that_was_there_before_has_the_last_word(tmp_path, monkeypat
         ({"evaluate": 0.5}, TypeError, "evaluate must be a function, got float"),
         ({"model": "bert"}, TypeError, "model must be a torch.nn.Module, got str"),
         ({"strategies": ("awsa",)}, ValueError, "Unknown strategy 'awsa'"),
-        ({"apply": "ema"}, ValueError, "apply='ema' is not among the strategies aswa"),
+        ({"apply": "ema"}, ValueError, r"apply='ema' is not among the strategies \(aswa\)"),
         ({"batchnorm": "no"}, ValueError, "batchnorm must be one of"),
         ({"resume": "yes"}, TypeError, "resume must be True or False"),
         ({"bn_batches": True}, ValueError, "bn_batches must be a whole number of at least 1 or None, got True"),

@@ -395,7 +395,7 @@ def test_bad_arguments_are_refused_at_construction(tmp_path):
             {"strategies": "ema(decay=0.9),ema(decay=0.99)"},
             "strategies contains 'ema' twice. Two of a kind need",
         ),
-        ({"apply": "swa"}, "apply='swa' is not among the strategies aswa"),
+        ({"apply": "swa"}, r"apply='swa' is not among the strategies \(aswa\)"),
         ({"metric": {}}, "maps metric names to weights"),
     ]:
         with pytest.raises(ValueError, match=message):
