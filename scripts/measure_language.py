@@ -31,8 +31,7 @@ def measure(example: dict[str, Any], task: str, schedule: str, seed: int, rate: 
     began = time.perf_counter()
     # The base model has nothing to do with its fine-tuning.
     bases = sorted(runs.glob(f"{task}-*-{seed}*/base/model.safetensors"))
-    settings = {"best-ema": example["STRATEGIES"]["ema"]} | example["STRATEGIES"]  # the same EMA, where it did best
-    strategies = {strategy: settings.get(strategy, {}) for strategy in ALL_STRATEGIES}
+    strategies = {strategy: example["STRATEGIES"].get(strategy, {}) for strategy in ALL_STRATEGIES}
     run = example["finetune"](
         task, seed=seed, folder=runs / name, schedule=schedule, rate=rate, strategies=strategies,
         base=bases[0].parent if bases else None,

@@ -154,8 +154,8 @@ class PowerEMA(StepAverage):
             tracked = " and ".join(f"{width:g}" for width in sorted(self.widths.values()))
             raise ValueError(
                 f"The width {width} cannot be reconstructed from the tracked widths {tracked} (error "
-                f"{error.sqrt().item():.2f}, at most {MAX_ERROR}). Choose one between them, or train with more "
-                "snapshots= or other widths."
+                f"{error.sqrt().item():.3f}, at most {MAX_ERROR}). Choose one nearer to them, or train with widths "
+                "nearer to it, or with more snapshots=, which update() takes."
             )
         # The profiles integrate to 1, and so must their combination.
         coefficients = (solution[:, 0] / solution.sum()).tolist()
