@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from aswa_hf import ASWA, EMA, SWA, BestCheckpoint, Decision, LastCheckpoint
+from aswa_hf import ASWA, EMA, SWA, BestCheckpoint, Decision, DenseASWA, LastCheckpoint
 
 INIT, HARD, SOFT, REJECT = Decision.INIT, Decision.HARD, Decision.SOFT, Decision.REJECT
 
@@ -326,3 +326,12 @@ def test_records_tell_where_in_the_run_a_decision_was_taken():
         (0, None, 1, 0.1),
         (1, 40, 1.5, 0.2),
     ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "option"),
+    [(ASWA, "greater_is_better"), (ASWA, "hard_updates"), (DenseASWA, "score_snapshot"), (EMA, "warmup")],
+)
+def test_what_is_neither_true_nor_false_is_refused(kind, option):
+    with pytest.raises(TypeError, match=f"{option} must be True or False, got 'no'"):
+        kind(torch.nn.Linear(1, 1), **{option: "no"})

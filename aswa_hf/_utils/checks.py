@@ -25,6 +25,12 @@ def check_whole_number(name: str, value: Any, least: int = 1, *, optional: bool 
         raise ValueError(f"{name} must be {expected}, got {value!r}.")
 
 
+def check_flag(name: str, value: Any) -> None:
+    """Raises TypeError unless the value is True or False: "no" would count as True."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}.")
+
+
 def check_choice(name: str, value: Any, known: Iterable[str]) -> None:
     """Raises ValueError, with the nearest known value, unless `value` is one of them."""
     known = list(known)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from aswa_hf import policy
+from aswa_hf._utils.checks import check_flag
 from aswa_hf._utils.defaults import BN_BATCHES
 from aswa_hf.batchnorm import Batches, Forward
 from aswa_hf.strategies.base import Evaluate, Outcome, Strategy, nothing
@@ -53,6 +54,7 @@ class ASWA(Strategy):
             bn_batches=bn_batches,
             bn_forward=bn_forward,
         )
+        check_flag("hard_updates", hard_updates)
         self.hard_updates = hard_updates
 
     def _decide(self, evaluate: Evaluate | None, running_score: float | None, step: int | None) -> Outcome:
@@ -103,6 +105,7 @@ class DenseASWA(SegmentStrategy, ASWA):
 
     def __init__(self, model: nn.Module, *, score_snapshot: bool = True, **options: Any):
         super().__init__(model, **options)
+        check_flag("score_snapshot", score_snapshot)
         self.score_snapshot = score_snapshot
 
     def _decide(self, evaluate: Evaluate | None, running_score: float | None, step: int | None) -> Outcome:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from aswa_hf import policy
-from aswa_hf._utils.checks import check_whole_number, is_number, is_whole_number
+from aswa_hf._utils.checks import check_flag, check_whole_number, is_number, is_whole_number
 from aswa_hf._utils.defaults import BN_BATCHES
 from aswa_hf._utils.distributed import agree
 from aswa_hf._utils.random_state import preserved_rng
@@ -68,6 +68,7 @@ class Strategy(ABC):
         if batchnorm not in BATCHNORM_POLICIES:
             raise ValueError(f"batchnorm must be one of {', '.join(BATCHNORM_POLICIES)}, got {batchnorm!r}.")
         check_whole_number("bn_batches", bn_batches, optional=True)
+        check_flag("greater_is_better", greater_is_better)
         if not self.averages:
             batchnorm = "copy"
         self.average = WeightAverage(model, dtype=dtype, device=device, average_buffers=batchnorm == "average")

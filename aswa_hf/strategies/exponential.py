@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from aswa_hf import policy
-from aswa_hf._utils.checks import check_whole_number, is_whole_number
+from aswa_hf._utils.checks import check_flag, check_whole_number, is_whole_number
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.averaging import WeightAverage
 from aswa_hf.strategies.base import Evaluate, Outcome, Strategy, nothing
@@ -86,6 +86,7 @@ class EMA(StepAverage):
         super().__init__(model, **options)
         if not 0 <= decay < 1:
             raise ValueError(f"decay must be in [0, 1), got {decay}.")
+        check_flag("warmup", warmup)
         self.decay = decay
         self.warmup = warmup
 
