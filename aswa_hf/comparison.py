@@ -265,9 +265,10 @@ def build_strategies(
                 raise TypeError(
                     f"strategies[{name!r}] must build a strategy for a model, got {type(strategy).__name__}."
                 )
-            if strategy.model is not unwrap(model):
+            if not any(strategy.model is module for module in unwrap(model).modules()):
                 raise ValueError(
-                    f"strategies[{name!r}] has built a strategy for another model. It must use the model it is given."
+                    f"strategies[{name!r}] has built a strategy for another model. It must use the model it is given, "
+                    "or a part of it."
                 )
             if strategy.greater_is_better != direction:
                 raise ValueError(
