@@ -140,6 +140,12 @@ class WeightAverage:
                 f"{type(self.model).__name__} has no trainable floating-point parameter (requires_grad=True): there "
                 "is nothing to average. Build the strategy after unfreezing the parameters."
             )
+        complex_ones = [name for name, parameter in parameters.items() if parameter.is_complex()]
+        if dtype == torch.float64 and complex_ones:
+            raise ValueError(
+                f"dtype=torch.float64 with the complex parameter {complex_ones[0]!r}: safetensors files cannot hold "
+                "complex numbers of that precision. Use dtype=torch.float32."
+            )
         if on_meta := next((name for name, p in parameters.items() if p.is_meta), None):
             raise ValueError(f"Parameter {on_meta!r} is on the meta device. Load the weights before averaging them.")
 
@@ -154,7 +160,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def assign(self, of: WeightAverage | None = None) -> None:
-        """Θ_A := Θ, or the average `of`; the buffers that are not averaged are those in the model."""
+        """Θ_A := Θ, or the average `of`, with the buffers that are not averaged."""
         averaged, copied = self._running()
         if self.is_empty:
             ours = {name: self._empty_for(tensor) for name, tensor in averaged.items()}
@@ -162,7 +168,7 @@ class WeightAverage:
         self._check(averaged, copied)
         if of is not None:
             self._different = {}
-            _copy_by_name(self.averaged | self.copied, of.averaged | copied)
+            _copy_by_name(self.averaged | self.copied, of.averaged | of.copied)
             return
         tables = self._tables(averaged)
         rows = self._different_rows(averaged, tables, compare=False)

@@ -18,6 +18,7 @@ from aswa_hf._utils.checks import check_whole_number
 from aswa_hf._utils.distributed import on_every_rank
 from aswa_hf._utils.names import did_you_mean, parse_strategy, split_strategies
 from aswa_hf._utils.sharding import computing_device
+from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.averaging import unwrap
 from aswa_hf.batchnorm import Recalibration, default_train_batches
 from aswa_hf.strategies import ASWA, BATCHNORM_POLICIES, EMA, STRATEGIES, SWA, BestEMA, DenseASWA, Strategy
@@ -175,8 +176,8 @@ def named_factories(strategies: Strategies) -> dict[str, Factory]:
             # Names are part of metrics and of keys in checkpoints.
             if not isinstance(name, str) or not re.fullmatch(r"\w[\w.+-]*", name) or name == AUTO:
                 raise ValueError(
-                    f"{name!r} cannot be the name of a strategy. Use letters, digits and, after the first one, also "
-                    f". + - but not {AUTO!r}."
+                    f"{name!r} cannot be the name of a strategy. A name consists of letters, digits and _ . + -, "
+                    f"begins with a letter, a digit or _, and is not {AUTO!r}."
                 )
             if not callable(given) and not isinstance(given, Mapping):
                 raise TypeError(
@@ -299,7 +300,7 @@ def check_due(
         start = strategy.start if isinstance(strategy, SWA) else 0
         if isinstance(strategy, StepAverage) and steps is not None and strategy.every > steps:
             lines[name] = f"{name} averages every {strategy.every} steps, and the run has {steps}"
-        elif isinstance(start, int) and points is not None and start >= points:
+        elif start and isinstance(start, int) and points is not None and start >= points:
             lines[name] = f"{name} starts after {start} decision points, and the run has {points}"
     if lines and all(name in lines for name in (strategies if apply == AUTO else [apply])):
         whose = "any of its strategies" if apply == AUTO else apply
@@ -326,7 +327,8 @@ def decide(
     """
     logs: dict[str, Any] = {}
     measured: dict[Any, Metrics] = {}
-    if len(strategies) > 1:
+    # The others evaluate each of their weights once when they are alone.
+    if len(strategies) > 1 or any(isinstance(strategy, DenseASWA) for strategy in strategies.values()):
         measured = {_in_model(strategy): running for strategy in _first_of_each_model(strategies.values())}
 
     def measure(strategy: Strategy) -> Metrics:
@@ -395,6 +397,11 @@ def chosen_strategy(apply: str | None, strategies: Mapping[str, Strategy]) -> st
     """Returns the strategy that a run ends with: `apply`, or for "auto" the first with the best validation score."""
     if apply != AUTO:
         return apply
+    if unknown := [name for name, strategy in strategies.items() if strategy.members and strategy.score is None]:
+        warn_caller(
+            f"The weights of {', '.join(unknown)} have changed since the last decision point, so they have no score and "
+            "cannot be chosen. Let the run end at a decision point, as every='100 steps' does."
+        )
     best: str | None = None
     for name, strategy in strategies.items():
         score = strategies[best].score if best else None

@@ -1,6 +1,7 @@
 """What DenseASWA loses without the score of its snapshot (`score_snapshot=False`), and what it saves.
 
     python benchmarks/snapshot_score.py data/kg/UMLS data/kg/KINSHIP --json results/differences/snapshot_score.json
+    python benchmarks/snapshot_score.py countries --epochs 2 --seeds 0
 
 Both variants follow the same runs: the paper's setting, ComplEx.
 """
@@ -21,7 +22,7 @@ from aswa_hf import ASWACallback, DenseASWA
 from aswa_hf.checkpoint import library_versions
 from aswa_hf.kge import KGEModel, KGETrainer, evaluate_link_prediction, load_kg, paper_arguments
 
-WITH, WITHOUT = "dense-aswa", "without the snapshot's score"
+WITH, WITHOUT = "dense-aswa", "unscored"
 
 
 def train(dataset: str, options: argparse.Namespace, seed: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import deque
 
 import numpy as np
 import pytest
@@ -39,6 +40,22 @@ def test_lawa_is_the_mean_of_the_last_k_snapshots(k):
         assert lawa.members == len(latest)
         assert lawa.alphas == [0.0] * (index + 1 - len(latest)) + [1 / len(latest)] * len(latest)
     assert sum(not part.is_empty for part in lawa.parts.values()) == k - 1
+
+
+@pytest.mark.parametrize("points", [0, 1, 4])
+def test_lawa_without_the_memory_for_a_snapshot_is_unchanged(points, monkeypatch):
+    lawa = LAWA(Point(), k=3)
+    for value in walk(points):
+        lawa.model.move(value)
+        lawa.update(lambda: 0.1)
+    before = lawa.state_dict()
+    full = MemoryError("full")
+    monkeypatch.setattr(LAWA, "_keep", lambda self, point: (_ for _ in ()).throw(full))
+    lawa.model.move(9.0)
+    with pytest.raises(MemoryError):
+        lawa.update(lambda: 0.7)
+    after = lawa.state_dict()
+    assert repr(after) == repr(before)
 
 
 def test_lawa_refuses_a_k_out_of_range_and_the_state_of_another_k():
@@ -168,7 +185,7 @@ def test_the_weights_of_bema_rebuild_it():
 def test_bema_has_the_constants_of_trl_and_refuses_others_that_make_no_sense():
     bema = BEMA(Point())
     assert (bema.kappa, bema.eta, bema.rho, bema.every) == (0.5, 0.2, 10.0, 400)
-    for name, value in (("kappa", -0.1), ("kappa", 1.5), ("eta", 2.0), ("rho", 0.0), ("rho", math.inf), ("every", 0)):
+    for name, value in (("kappa", -0.1), ("kappa", 1.5), ("eta", -0.1), ("rho", 0.0), ("rho", math.inf), ("every", 0)):
         with pytest.raises(ValueError, match=f"{name} must be"):
             BEMA(Point(), **{name: value})
 
@@ -222,6 +239,53 @@ def test_swad_is_algorithm_1_of_its_paper(rule, seed):
     assert len(chosen) < 18 or rule[0] == 1  # which begins at the first point
 
 
+def published_swad(losses: list[float], n_s: int, n_e: int, r: float) -> list[int]:
+    """How often each segment counts in the code that was published with the paper, khanrc/swad."""
+    latest, tolerated = deque(maxlen=n_s), deque(maxlen=n_e)
+    counted: list[int] = []
+    minimum, limit = None, math.inf
+    for i in range(len(losses)):
+        latest.append(i)
+        tolerated.append(i)
+        if minimum is None:
+            if len(latest) == n_s and losses[latest[0]] == min(losses[j] for j in latest):
+                minimum, limit = latest[0], (1 + r) / n_s * sum(losses[j] for j in latest)
+                before = list(tolerated)[: n_e - n_s + 1]
+                high = [place for place, j in enumerate(before) if losses[j] > limit]
+                counted += before[(high[-1] + 1 if high else 0) + 1 :]
+        elif tolerated[0] >= minimum:
+            if limit < min(losses[j] for j in tolerated):
+                break
+            counted.append(tolerated[0])
+    else:
+        tolerated.popleft()
+        while tolerated and min(losses[j] for j in tolerated) <= limit:
+            counted.append(tolerated.popleft())
+    return [counted.count(j) for j in range(len(losses))]
+
+
+@pytest.mark.parametrize(
+    ("losses", "published", "ours"),
+    [
+        # A steep fall: the same.
+        ([3, 2.5, 2, 1.8, 1.6, 1, 1.1, 1.1, 1.2, 1.2, 1.1] + [2] * 7, 5 * [0] + 6 * [1] + 7 * [0], "as published"),
+        # A low segment before the minimum: begins there, and counts the minimum twice.
+        ([3, 2.9, 2.8, 2.7, 1.3, 1.2, 1] + 5 * [1.2] + 8 * [2], 5 * [0] + [1, 2, 1, 1, 1, 1, 1] + 8 * [0], 6),
+        # An early minimum: counted three times, and the two segments after it twice.
+        ([1.0] + 6 * [1.1, 1.2], [3, 2, 2] + 10 * [1], 0),
+    ],
+)
+def test_swad_differs_from_the_published_code_only_around_the_minimum(losses, published, ours):
+    assert published_swad(losses, 3, 6, 0.3) == published
+    swad = SWAD(Point(), greater_is_better=False)
+    for index, loss in enumerate(losses):
+        take_steps(swad, [float(index)])
+        swad.update(running_score=loss)
+    end = len(published) - published[::-1].index(1)
+    first = published.index(1) if ours == "as published" else ours
+    assert swad.alphas == [1 / (end - first) if first <= index < end else 0 for index in range(len(losses))]
+
+
 @pytest.mark.parametrize("n_tolerance", [1, 2, 3])
 def test_swad_keeps_its_valley_when_the_run_diverges(n_tolerance):
     swad = SWAD(Point(), n_converge=2, n_tolerance=n_tolerance)
@@ -236,6 +300,32 @@ def test_swad_keeps_its_valley_when_the_run_diverges(n_tolerance):
     assert swad.trajectory.decisions[-1] is REJECT
     assert (ensemble(swad), swad.score) == (2, 2)
     assert swad.alphas == [0, 1 / 3, 1 / 3, 1 / 3] + [0] * (n_tolerance + 1)
+
+
+@pytest.mark.parametrize("evaluated", [True, False])
+@pytest.mark.parametrize("n_converge", [1, 2])
+def test_swad_returns_to_the_statistics_of_its_valley_when_the_run_diverges(n_converge, evaluated):
+    model = nn.BatchNorm1d(2)
+    swad = SWAD(model, n_converge=n_converge, n_tolerance=2, batchnorm="copy")
+
+    def move(value: float, score: float) -> None:
+        with torch.no_grad():
+            for tensor in (model.weight, model.bias, model.running_mean, model.running_var):
+                tensor.fill_(value)
+        swad.step()
+        mean = model.running_mean
+        swad.update((lambda: mean[0].item()) if evaluated else None, running_score=score)
+
+    for value, score in enumerate([0.5, 0.4, 0.45]):
+        move(float(value), score)
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="counts as worse than any number"):
+            move(math.nan, math.nan)
+    assert swad.trajectory.decisions[-1] is REJECT
+    assert swad.score == (2 if evaluated else None)
+    with swad.swapped():
+        assert model.weight.tolist() == [1, 1]  # the mean of points 0 to 2
+        assert model.running_mean.tolist() == model.running_var.tolist() == [2, 2]  # those of point 2
 
 
 def test_swads_valley_of_a_score_mirrors_that_of_a_loss():
@@ -359,6 +449,26 @@ def test_other_widths_are_reconstructed_after_training(width, snapshots, toleran
     resumed.apply(width)
     power.apply(width)
     assert resumed.model.value == power.model.value == pytest.approx(expected, abs=tolerance)
+
+
+def test_a_width_has_the_statistics_of_the_last_step_whatever_is_in_the_model():
+    model = nn.BatchNorm1d(1)
+    power = PowerEMA(model, snapshots=2, batchnorm="copy")
+    for point in range(4):
+        for _ in range(20):
+            with torch.no_grad():
+                model.weight.fill_(point)
+                model.running_mean.fill_(point)
+            power.step()
+        power.update(lambda: 0.5)
+    model.running_mean.fill_(99.0)  # as after another strategy's apply()
+    with power.swapped():
+        wide = model.weight.item()
+    with power.reconstructed(0.1):
+        assert (model.weight.item(), model.running_mean.item()) == (pytest.approx(wide), 3)
+    assert model.running_mean.item() == 99
+    power.apply(0.1)
+    assert (model.weight.item(), model.running_mean.item()) == (pytest.approx(wide), 3)
 
 
 def test_snapshots_of_a_power_ema_stay_spread_over_the_run():

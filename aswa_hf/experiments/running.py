@@ -281,7 +281,7 @@ def train_and_evaluate(
         trainer.processing_class.save_pretrained(folder)
     sizes = {name: strategy.nbytes / 1e6 for name, strategy in callback.strategies.items()}
     taken = ", ".join(f"{name} {size:.{1 if size >= 1 else 3}f}" for name, size in sizes.items())
-    console.print(f"Memory of the averages in MB: {taken}", soft_wrap=True)
+    console.print(f"Memory of the averages at the end, in MB: {taken}", soft_wrap=True)
     results = evaluate_strategies(callback.strategies, evaluate, console)
     seconds = {"train": trained - start, "evaluate": time.perf_counter() - trained}
     return results, {**seconds, "cpu": time.process_time() - start_cpu}

@@ -242,6 +242,8 @@ class Strategy(ABC):
         if different := sorted(listed ^ {prefix for prefix in saved if prefix}):
             problem = "missing" if different[0] in listed else "unexpected"
             raise ValueError(f"The average '{different[0]}averaged' of this state is {problem}.")
+        if missing := sorted(self._required_parts(state, records) - set(state.get("parts", ()))):
+            raise ValueError(f"The average '{missing[0]}.averaged' of this state is missing.")
         # Weights that are not finite have no finite score; of a run that diverged, they are resumed as they are.
         finite = policy.is_usable(state["score"])
         for prefix in saved:
@@ -256,6 +258,10 @@ class Strategy(ABC):
             raise ValueError(f"This state has {state['members']} members, and {members} in its last record.")
         if repr(state["score"]) != repr(score):
             raise ValueError(f"This state has the score {state['score']}, which its last record does not have.")
+
+    def _required_parts(self, state: Mapping[str, Any], records: Trajectory) -> set[str]:
+        """Returns the names of the additional averages that a state with these records must have."""
+        return set()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores a saved state. Raises ValueError, changing nothing, for a state of another model or strategy.

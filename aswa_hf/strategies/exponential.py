@@ -13,7 +13,7 @@ from aswa_hf._utils.checks import check_flag, check_whole_number, is_whole_numbe
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.averaging import WeightAverage
 from aswa_hf.strategies.base import Evaluate, Outcome, Strategy, nothing
-from aswa_hf.trajectory import Decision, Record
+from aswa_hf.trajectory import Decision, Record, Trajectory
 
 
 class StepAverage(Strategy):
@@ -187,6 +187,9 @@ class BestEMA(EMA):
                 f"{len(state['records'])} decision points, and until now, after {state['steps']} steps."
             )
 
+    def _required_parts(self, state: Mapping[str, Any], records: Trajectory) -> set[str]:
+        return {"ema"} if state["updates"][-1] else set()
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self._updates = list(state["updates"])
@@ -213,9 +216,10 @@ class BEMA(StepAverage):
         **options: Any,
     ):
         super().__init__(model, every=every, **options)
-        for name, value in (("kappa", kappa), ("eta", eta)):
-            if not 0 <= value <= 1:
-                raise ValueError(f"{name} must be in [0, 1], got {value}.")
+        if not 0 <= kappa <= 1:
+            raise ValueError(f"kappa must be in [0, 1], got {kappa}.")
+        if not 0 <= eta < math.inf:
+            raise ValueError(f"eta must be a number of at least 0, got {eta}.")
         if not 1 <= rho < math.inf:
             raise ValueError(f"rho must be at least 1, got {rho}.")
         self.kappa, self.eta, self.rho = kappa, eta, rho
@@ -234,6 +238,9 @@ class BEMA(StepAverage):
             self.average.combine([(1.0, self.ema), (alpha, None), (-alpha, self.initial)])
             self.members, self.score, self._stale = self.members + 1, None, True
         return ()
+
+    def _required_parts(self, state: Mapping[str, Any], records: Trajectory) -> set[str]:
+        return {"initial", "ema"}
 
     def _beta(self, steps: int) -> float:
         beta: float = (self.rho + steps) ** -self.kappa

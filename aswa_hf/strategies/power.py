@@ -13,6 +13,7 @@ from aswa_hf._utils.checks import check_whole_number
 from aswa_hf.averaging import WeightAverage
 from aswa_hf.strategies.base import Evaluate, Outcome
 from aswa_hf.strategies.exponential import StepAverage
+from aswa_hf.trajectory import Trajectory
 
 # How far a reconstructed profile of weights over time may be from the exact one, relative to its norm.
 MAX_ERROR = 0.1
@@ -110,7 +111,7 @@ class PowerEMA(StepAverage):
     @contextmanager
     def reconstructed(self, width: float) -> Iterator[None]:
         """Puts the average of another width into the model until the block ends."""
-        with self._reconstruct(width).swapped(with_buffers=False):
+        with self._reconstruct(width).swapped():
             self.recalibrate()
             yield
 
@@ -120,7 +121,7 @@ class PowerEMA(StepAverage):
             super().apply()
             return
         average = self._reconstruct(width)
-        with average.swapped(with_buffers=False):
+        with average.swapped():
             self.recalibrate()
             buffers = average.buffers_in_model()
         average.copy_buffers(buffers)
@@ -130,6 +131,7 @@ class PowerEMA(StepAverage):
         self._require_members()
         average = self._new_average()
         average.combine(self._coefficients(width))
+        average.copy_buffers(self.average.copied)
         return average
 
     def _coefficients(self, width: float) -> list[tuple[float, WeightAverage | None]]:
@@ -170,6 +172,9 @@ class PowerEMA(StepAverage):
 
     def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
         return super().state_dict(copy=copy) | {"widths": list(self.widths.values())}
+
+    def _required_parts(self, state: Mapping[str, Any], records: Trajectory) -> set[str]:
+        return {"narrow"} if state["members"] else set()
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
         super().check_state_dict(state)

@@ -11,6 +11,7 @@ from aswa_hf._utils.checks import check_whole_number
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.averaging import WeightAverage
 from aswa_hf.strategies.base import Strategy
+from aswa_hf.trajectory import Trajectory
 
 
 class Segment:
@@ -67,6 +68,9 @@ class SegmentStrategy(Strategy):
 
     def _rule(self) -> dict[str, Any]:
         return super()._rule() | {"every": self.segment.every}
+
+    def _required_parts(self, state: Mapping[str, Any], records: Trajectory) -> set[str]:
+        return {"segment"} if state["segment_steps"] >= self.segment.every else set()
 
     def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
         return super().state_dict(copy=copy) | {"segment_steps": self.segment.steps}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -10,7 +11,7 @@ from aswa_hf import policy
 from aswa_hf._utils.checks import check_whole_number
 from aswa_hf.averaging import WeightAverage
 from aswa_hf.strategies.base import Evaluate, Outcome, Strategy, nothing
-from aswa_hf.trajectory import Decision
+from aswa_hf.trajectory import Decision, Trajectory
 
 
 class SWA(Strategy):
@@ -77,8 +78,8 @@ class LAWA(Strategy):
             score = self._running_score(evaluate, running_score)
 
             def restart() -> None:
+                self._keep(point)  # first, as it may need memory that there is not
                 self._restart(score)
-                self._keep(point)
 
             return Outcome(Decision.HARD if point else Decision.INIT, restart, score)
         mean = self._new_average()
@@ -91,11 +92,11 @@ class LAWA(Strategy):
                 score, buffers = self._score_averaged(evaluate, "lawa weights")
 
         def commit() -> None:
+            self._keep(point)
             self.average.assign(mean)
             self.average.blend(weight)
             self.average.copy_buffers(buffers)
             self.members, self.score, self._stale = len(earlier) + 1, score, buffers is None
-            self._keep(point)
 
         return Outcome(Decision.SOFT, commit, running_score)
 
@@ -106,7 +107,13 @@ class LAWA(Strategy):
 
     def _slot(self, point: int) -> WeightAverage:
         """Returns where the snapshot of a decision point is kept; it replaces one that is no longer needed."""
-        return self._part(f"snapshot-{point % (self.k - 1)}")
+        return self._part(self._slot_name(point))
+
+    def _slot_name(self, point: int) -> str:
+        return f"snapshot-{point % (self.k - 1)}"
+
+    def _required_parts(self, state: Mapping[str, Any], records: Trajectory) -> set[str]:
+        return {self._slot_name(point) for point in range(min(len(records), self.k - 1))}
 
     def _keep(self, point: int) -> None:
         if self.k > 1:

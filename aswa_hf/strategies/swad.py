@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,28 +12,30 @@ from aswa_hf._utils.checks import check_whole_number
 from aswa_hf.averaging import WeightAverage
 from aswa_hf.strategies.base import Evaluate, Outcome
 from aswa_hf.strategies.segments import SegmentStrategy
-from aswa_hf.trajectory import Decision
+from aswa_hf.trajectory import Decision, Trajectory
 
 
 class _ScoredSegments(SegmentStrategy):
     """Base class of averages of consecutive segments that the running model's scores select."""
 
-    def _scores(self) -> list[float | None]:
-        """Returns the running model's scores at all decision points so far."""
-        return [record.running_score for record in self.trajectory]
+    def _scores(self, trajectory: Trajectory | None = None) -> list[float | None]:
+        """Returns the running model's scores at all decision points so far, or at those of another trajectory."""
+        return [record.running_score for record in (self.trajectory if trajectory is None else trajectory)]
 
     def _score_candidate(
         self, base: WeightAverage | None, weight: float, evaluate: Evaluate | None
     ) -> tuple[float | None, dict[str, Tensor] | None]:
         """Returns the score of base + weight · (segment − base), and the buffers then; without a base, of the segment.
 
-        With a weight of 0 the segment is not read, whose numbers may not be finite.
+        With a weight of 0, neither the segment nor the model's own buffers are read, which may not be finite.
         """
         if evaluate is None:
             return None, None
         segment = self.segment.average
-        if base is None or weight == 0:
-            entered = (base or segment).swapped(with_buffers=False)
+        if base is None:
+            entered = segment.swapped(with_buffers=False)
+        elif weight == 0:
+            entered = base.swapped()
         else:
             entered = base.lookahead(weight, segment)
         with entered:
@@ -40,12 +43,15 @@ class _ScoredSegments(SegmentStrategy):
 
 
 class SWAD(_ScoredSegments):
-    """The mean of all optimizer steps from where the validation loss stops falling to where it has risen again.
+    """The mean of the segments from where the validation loss stops falling to where it has risen again.
 
-    The valley begins at the first of `n_converge` decision points that none of the others beats, and ends before the
-    first of `n_tolerance` points that are all worse than the mean of those by more than `tolerance_ratio`; a score
-    takes the place of the loss where greater is better. Before it begins, the result is the mean of the last segment.
-    This is Algorithm 1 of the paper. The published code differs: it counts the segment of the minimum twice.
+    A segment is the mean of the optimizer steps between two decision points; all of them count equally. The valley
+    begins at the first of `n_converge` decision points that none of the others beats, and ends before the first of
+    `n_tolerance` points that are all worse than the mean of those by more than `tolerance_ratio`; a score takes the
+    place of the loss where greater is better. Before it begins, the result is the mean of the last segment.
+
+    This is Algorithm 1 of the paper. The published code also takes up to `n_tolerance − n_converge` segments before
+    the minimum if their loss is low, and counts those around the minimum more than once.
 
     `n_tolerance` earlier averages are kept, for the case that the valley turns out to have ended.
     """
@@ -96,10 +102,10 @@ class SWAD(_ScoredSegments):
 
         def commit() -> None:
             if begun is not None and end is None:
-                self._part(f"earlier-{(point - 1) % self.n_tolerance}").assign(self.average)
+                self._part(self._name_of_earlier(point - 1)).assign(self.average)
             elif begun is None and start is not None:
                 for last in range(start, point):
-                    self._mean_of_segments(self._part(f"earlier-{last % self.n_tolerance}"), range(start, last + 1))
+                    self._mean_of_segments(self._part(self._name_of_earlier(last)), range(start, last + 1))
             if alone:
                 self.average.assign(self.segment.average)
             else:
@@ -107,7 +113,8 @@ class SWAD(_ScoredSegments):
                     self.average.assign(base)
                 if weight:
                     self.average.blend(weight, self.segment.average)
-            self.average.copy_buffers(buffers)
+            if buffers is not None or end is None:
+                self.average.copy_buffers(buffers)
             self.members, self.score, self._stale = members, score, buffers is None
             if start is None and self.n_converge > 1:
                 self._segment_of(point).assign(self.segment.average)
@@ -121,18 +128,36 @@ class SWAD(_ScoredSegments):
     def _earlier(self, point: int) -> WeightAverage:
         """Returns the average after an earlier decision point."""
         latest = point == len(self.trajectory) - 1
-        return self.average if latest else self.parts[f"earlier-{point % self.n_tolerance}"]
+        return self.average if latest else self.parts[self._name_of_earlier(point)]
 
     def _segment_of(self, point: int) -> WeightAverage:
         """Returns where the segment of a decision point is kept until the valley begins."""
-        return self._part(f"segment-{point % (self.n_converge - 1)}")
+        return self._part(self._name_of_segment(point))
+
+    def _name_of_earlier(self, point: int) -> str:
+        return f"earlier-{point % self.n_tolerance}"
+
+    def _name_of_segment(self, point: int) -> str:
+        return f"segment-{point % (self.n_converge - 1)}"
+
+    def _required_parts(self, state: Mapping[str, Any], records: Trajectory) -> set[str]:
+        found, points = super()._required_parts(state, records), len(records)
+        start, end = self._valley(self._scores(records))
+        if start is None:
+            found |= {self._name_of_segment(point) for point in range(min(points, self.n_converge - 1))}
+        elif end is None:
+            # The valley ends at most this early.
+            found |= {self._name_of_earlier(p) for p in range(max(start, points - self.n_tolerance), points - 1)}
+        return found
 
     def _mean_of_segments(self, into: WeightAverage, points: range) -> None:
         for count, point in enumerate(points):
+            segment = self._segment_of(point)
             if count:
-                into.blend(1 / (count + 1), self._segment_of(point))
+                into.blend(1 / (count + 1), segment)
+                into.copy_buffers(segment.copied)
             else:
-                into.assign(self._segment_of(point))
+                into.assign(segment)
 
     def _forget(self, prefix: str) -> None:
         for name, part in self.parts.items():
@@ -188,6 +213,10 @@ class SWADMax(_ScoredSegments):
             self.segment.restart()
 
         return Outcome(decision, commit, running_score, snapshot_score=score)
+
+    def _required_parts(self, state: Mapping[str, Any], records: Trajectory) -> set[str]:
+        window = set() if self._start(self._scores(records)) is None else {"window"}
+        return super()._required_parts(state, records) | window
 
     def _start(self, scores: list[float | None]) -> int | None:
         """Returns the first decision point with the best score of the running model, if any is usable."""

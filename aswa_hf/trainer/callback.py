@@ -234,8 +234,10 @@ class ASWACallback(TrainerCallback):
             if args.should_save:
                 remove_pending(args.output_dir)
         steps = steps_to_first_decision(self._every, args, kwargs.get("train_dataloader"))
-        points = -(-state.max_steps // steps) if steps else None
-        for line in check_due(self.strategies, self.apply, points=points, steps=state.max_steps):
+        # The last step of a run decides too; an epoch that it does not complete does not.
+        points, part = divmod(state.max_steps, steps) if steps else (0, 0)
+        points += bool(part and self._every.by_steps)
+        for line in check_due(self.strategies, self.apply, points=points if steps else None, steps=state.max_steps):
             logger.warning(line)
         if steps > state.max_steps:
             only = "decides only at its last step" if self._every.by_steps else "ends before its first decision point"

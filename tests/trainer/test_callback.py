@@ -200,6 +200,23 @@ def test_a_run_with_no_full_epoch_keeps_the_running_weights_and_says_so(tmp_path
     assert "ensemble is empty" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("options", "every", "points"),
+    [({"max_steps": 15}, "epoch", 2), ({"num_train_epochs": 3}, 2, 1), ({"max_steps": 15}, "6 steps", 3)],
+)
+def test_a_strategy_that_the_run_ends_too_early_for_is_refused_before_training(options, every, points, tmp_path):
+    def trained(start: int) -> ASWACallback:
+        trainer = make_trainer("conv", tmp_path, save_strategy="no", **options)
+        callback = with_aswa(trainer, every=every, strategies={"swa": {"start": start}}, apply="swa")
+        trainer.train()
+        return callback
+
+    callback = trained(points - 1)
+    assert (len(callback.strategies["swa"].trajectory), callback.strategies["swa"].members) == (points, 1)
+    with pytest.raises(ValueError, match=f"swa starts after {points} decision points, and the run has {points}"):
+        trained(points)
+
+
 # ---- what it follows and reports ----
 
 

@@ -1,4 +1,4 @@
-"""The smallest size of benchmarks/scale.py: train, decide, save, die, resume and rank."""
+"""Benchmarks in their smallest size: those whose figures the pages show are not run often."""
 
 import json
 
@@ -6,7 +6,17 @@ import warm
 from places import ROOT
 
 
-def test_the_benchmark_measures_a_run_that_dies_and_resumes(tmp_path):
+def test_both_variants_of_dense_aswa_follow_the_same_run(tmp_path):
+    command = [ROOT / "benchmarks" / "snapshot_score.py", "countries", "--epochs", 2, "--seeds", 0]
+    run = warm.run(*command, "--json", tmp_path / "found.json")
+    assert run.returncode == 0, run.stderr[-3000:]
+    (found,) = json.loads((tmp_path / "found.json").read_text())["runs"]
+    assert (found["epochs"], found["seed"]) == (2, 0)
+    # With one step per epoch, Θ̄ is the running model.
+    assert found["dense-aswa"] == found["unscored"]
+
+
+def test_the_scale_of_a_run_that_dies_and_resumes_is_measured(tmp_path):
     sizes = ["--entities", 3000, "--steps", 4, "--per_pair", 64, "--negatives", 16, "--triples", 6000]
     command = [ROOT / "benchmarks" / "scale.py", *sizes, "--folder", tmp_path, "--json", tmp_path / "scale.json"]
     run = warm.run(*command)
