@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
@@ -22,6 +21,7 @@ from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.averaging import unwrap
 from aswa_hf.batchnorm import Recalibration, default_train_batches
 from aswa_hf.strategies import ASWA, BATCHNORM_POLICIES, EMA, STRATEGIES, SWA, BestEMA, DenseASWA, Strategy
+from aswa_hf.strategies.base import keyword_options
 from aswa_hf.strategies.exponential import StepAverage
 from aswa_hf.trajectory import Decision
 
@@ -121,7 +121,7 @@ NAMED: dict[str, type[Strategy]] = {**STRATEGIES, WholeRunSWA.name: WholeRunSWA}
 
 
 # What a run sets for all of its strategies.
-_SET_BY_THE_RUN = {"self", "model", "greater_is_better", "train_batches", "bn_forward", "total", "total_steps"}
+_SET_BY_THE_RUN = {"greater_is_better", "train_batches", "bn_forward", "total", "total_steps"}
 _TYPES: dict[str, Any] = {"bool": bool, "int": int, "float": (int, float), "str": str, "None": type(None)}
 
 
@@ -138,7 +138,7 @@ class Named:
         dtype = self.options.get("dtype")
         if isinstance(dtype, str):  # float64, or as a torch.dtype is written
             self.options["dtype"] = getattr(torch, dtype.removeprefix("torch."), dtype)
-        known = self._known()
+        known = {name: one for name, one in keyword_options(self.kind).items() if name not in _SET_BY_THE_RUN}
         for option, value in self.options.items():
             if option not in known:
                 hint = did_you_mean(option, known)
@@ -153,19 +153,11 @@ class Named:
                 raise TypeError(
                     f"The option {option!r} of {self.kind.name!r} must be {' or '.join(names)}, got {value!r}."
                 )
-        # The class checks its ranges itself.
-        self.kind(nn.Linear(1, 1), **self.options)
+        # The class checks its ranges itself. Unlike most layers, this one draws no random numbers when it is built.
+        self.kind(nn.LayerNorm(1), **self.options)
 
     def __call__(self, model: nn.Module, **options: Any) -> Strategy:
         return self.kind(model, **{**options, **self.options})
-
-    def _known(self) -> dict[str, inspect.Parameter]:
-        found: dict[str, inspect.Parameter] = {}
-        for kind in self.kind.__mro__:
-            if "__init__" in vars(kind):
-                found = dict(inspect.signature(kind.__init__).parameters) | found  # type: ignore[misc]
-        named = (p for p in found.values() if p.kind is inspect.Parameter.KEYWORD_ONLY)
-        return {parameter.name: parameter for parameter in named if parameter.name not in _SET_BY_THE_RUN}
 
 
 def named_factories(strategies: Strategies) -> dict[str, Factory]:
@@ -399,8 +391,8 @@ def chosen_strategy(apply: str | None, strategies: Mapping[str, Strategy]) -> st
         return apply
     if unknown := [name for name, strategy in strategies.items() if strategy.members and strategy.score is None]:
         warn_caller(
-            f"The weights of {', '.join(unknown)} have changed since the last decision point, so they have no score and "
-            "cannot be chosen. Let the run end at a decision point, as every='100 steps' does."
+            f"The weights of {', '.join(unknown)} have changed since the last decision point, so they have no score "
+            "and cannot be chosen. Let the run end at a decision point, as every='100 steps' does."
         )
     best: str | None = None
     for name, strategy in strategies.items():

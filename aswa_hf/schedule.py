@@ -55,7 +55,7 @@ class EvaluationBudget:
     """Keeps what averaging adds to a run, its evaluations above all, within a share of the run's time.
 
     The clock is that of rank 0, so that all ranks skip the same decision points. The first evaluations are always
-    made: only then is it known how long they take.
+    made: only then is it known how long they take. So are those at the end of the run.
     """
 
     def __init__(self, share: float | None):
@@ -73,12 +73,13 @@ class EvaluationBudget:
         """How long the run has taken so far."""
         return time.perf_counter() - self._began
 
-    def exceeded(self, device: torch.device) -> bool:
+    def exceeded(self, device: torch.device, *, is_last: bool = False) -> bool:
         """Whether one more decision would take more than the share; counts the decision point as skipped if so.
 
-        All ranks must call it.
+        The last one of a run is not skipped: it may be its best one, and what a run ends with depends on it. All ranks
+        must call it.
         """
-        if self.share is None:
+        if self.share is None or is_last:
             return False
         mine = self.spent + self._expected > self.share * (self.seconds + self._expected)
         exceeded = bool(agree(float(mine), device))

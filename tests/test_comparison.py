@@ -160,6 +160,12 @@ def test_batchnorm_is_recalibrated_once_for_equal_weights():
             torch.testing.assert_close(model[1].running_mean, expected)
 
 
+def test_options_by_name_draw_no_random_numbers_that_training_would_draw():
+    before = torch.get_rng_state()
+    named_factories({"ema": {"decay": 0.9}, "swad": {"n_converge": 2}, "power-ema": {"snapshots": 1}})
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize("name", ["", "auto", "..", "a/b", "a b", 3])
 def test_names_that_metrics_and_checkpoints_cannot_have_are_refused(name):
     with pytest.raises(ValueError, match="cannot be the name of a strategy"):

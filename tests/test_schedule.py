@@ -70,6 +70,8 @@ def test_a_decision_is_skipped_if_it_would_take_more_than_the_share(clock):
     assert budget.spent == 24
     assert "24.0 of 104.0 seconds" in budget.why_skipped()
     assert "max_eval_share=0.25" in budget.why_skipped()
+    assert not budget.exceeded(CPU, is_last=True)
+    assert budget.skipped == 4
 
 
 def test_a_resumed_run_continues_the_account(clock):

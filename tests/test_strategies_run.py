@@ -7,6 +7,7 @@ import math
 import random
 import re
 import signal
+import warnings
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from training import assert_same_tensors
 
-from aswa_hf import ASWA, EMA, SWA, BestCheckpoint, Decision, LastCheckpoint
+from aswa_hf import ASWA, BEMA, EMA, SWA, SWAD, BestCheckpoint, Decision, LastCheckpoint, PowerEMA
 from aswa_hf.strategies import STRATEGIES
 
 ALL = sorted(STRATEGIES)
@@ -239,13 +240,55 @@ def test_a_score_may_be_any_single_number(score):
 @pytest.mark.parametrize("name", ALL)
 def test_an_empty_ensemble_cannot_be_put_into_the_model(name):
     strategy = build(name, scalar())
-    with pytest.raises(RuntimeError, match=rf"The {name} ensemble is empty: update\(\) has taken no snapshot"):
+    with pytest.raises(RuntimeError, match=rf"The {name} ensemble is empty: update\(\) has not been called yet"):
         strategy.apply()
     with pytest.raises(RuntimeError, match=f"The {name} ensemble is empty"), strategy.swapped():
         pass
 
 
+@pytest.mark.parametrize(
+    ("kind", "score", "reason"),
+    [
+        (SWA, 0.5, "no snapshot was due at its 2 decision points"),
+        (ASWA, math.nan, "none of its 2 decision points had a finite score"),
+    ],
+)
+def test_an_empty_ensemble_says_why_it_is_empty(kind, score, reason):
+    strategy = kind(scalar(), **({"start": 5} if kind is SWA else {}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            strategy.update(lambda: score, running_score=score)
+    with pytest.raises(RuntimeError, match=f"ensemble is empty: {reason}"):
+        strategy.apply()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (EMA, {"decay": "x"}, r"decay must be in \[0, 1\), got 'x'"),
+        (BEMA, {"kappa": "a"}, r"kappa must be in \[0, 1\], got 'a'"),
+        (BEMA, {"eta": math.inf}, "eta must be a number of at least 0, got inf"),
+        (SWAD, {"tolerance_ratio": "a"}, "tolerance_ratio must be a number of at least 0, got 'a'"),
+        (PowerEMA, {"narrow": None}, r"narrow must be in \[0.001, 0.28\], got None"),
+        (SWA, {"start": "a"}, "start must be an epoch .* got 'a'"),
+        (SWA, {"start": True}, "start must be an epoch .* got True"),
+        (SWA, {"total": 0}, "total must be a whole number of at least 1 or None, got 0"),
+        (SWA, {"start": 9, "total": 5}, "start=9 leaves none of total=5 decision points"),
+        (EMA, {"dcay": 0.9}, "EMA has no option 'dcay'. Did you mean 'decay'"),
+    ],
+)
+def test_what_a_class_cannot_use_is_named_when_it_is_built(kind, options, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        kind(scalar(), **options)
+
+
 # State
+
+
+def test_what_is_no_state_is_refused():
+    with pytest.raises(TypeError, match=r"Expected what state_dict\(\) of a strategy returned, got NoneType"):
+        ASWA(scalar()).load_state_dict(None)
 
 
 @pytest.mark.parametrize("name", ALL)

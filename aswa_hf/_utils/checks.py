@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,6 +24,14 @@ def check_whole_number(name: str, value: Any, least: int = 1, *, optional: bool 
     if not is_whole_number(value, least) and not (optional and value is None):
         expected = f"a whole number of at least {least}" + (" or None" if optional else "")
         raise ValueError(f"{name} must be {expected}, got {value!r}.")
+
+
+def check_number(name: str, value: Any, low: float, high: float = math.inf, *, below: bool = False) -> None:
+    """Raises ValueError unless the value is a number from `low` to `high`, which is excluded if it must be `below`."""
+    if is_number(value) and low <= value < math.inf and (value < high if below else value <= high):
+        return
+    expected = f"a number of at least {low:g}" if high == math.inf else f"in [{low:g}, {high:g}{')' if below else ']'}"
+    raise ValueError(f"{name} must be {expected}, got {value!r}.")
 
 
 def check_flag(name: str, value: Any) -> None:

@@ -28,7 +28,7 @@ def parse_strategy(text: str) -> tuple[str, dict[str, Any]]:
     """Returns the name and the options of a strategy: "ema(decay=0.9995)" → "ema", {"decay": 0.9995}."""
     match = re.fullmatch(r"\s*([^()\s]+)\s*(?:\((.*)\))?\s*", text)
     if match is None:
-        raise ValueError(f"{text!r} is not a strategy. Expected a name, or a name with options: ema(decay=0.9995).")
+        raise ValueError(f"{text!r} is not a strategy. Expected a name, or a name with options: lawa(k=3).")
     name, inside = match.groups()
     options: dict[str, Any] = {}
     for part in (inside or "").split(","):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from aswa_hf._utils.checks import check_choice
+from aswa_hf._utils.checks import check_choice, check_number
 from aswa_hf._utils.names import parse_strategy
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.batchnorm import Batches
@@ -36,8 +36,8 @@ def average_checkpoints(
     greater_is_better: bool = True,
     metric: str | None = None,
     hard_updates: bool = True,
-    start: int | float = 0,
-    decay: float = 0.7,
+    start: int | float | None = None,
+    decay: float | None = None,
     batchnorm: str | None = None,
     train_batches: Batches | None = None,
     bn_batches: int | None = None,
@@ -54,8 +54,8 @@ def average_checkpoints(
     `checkpoints` is a folder with `checkpoint-N`, a list of checkpoint folders or safetensors files, or a Hub
     repository (`"me/model@v1,v2"`). `strategy` is "aswa", "greedy", "best" or "swad", which call `evaluate`, or "swa"
     (from `start` on: a number of checkpoints or a fraction), "lawa" (the last five; "lawa(k=3)"), "wsm" (weights that
-    imitate a decay of the learning rate from `start` on: "wsm(schedule=cosine)", or linear, 1-sqrt), "ema" (`decay`),
-    "uniform" or "last", which do not need it.
+    imitate a decay of the learning rate from `start` on: "wsm(schedule=cosine)", or linear, 1-sqrt), "ema" (`decay`,
+    by default 0.7), "uniform" or "last", which do not need it. `hard_updates=False` is for "aswa".
 
     `evaluate(model)` returns the validation score of a model: a transformers model on the CPU, in evaluation mode, if
     the checkpoints have a config that names one, otherwise the state dict. `load(folder)` replaces this. Runs of
@@ -64,13 +64,16 @@ def average_checkpoints(
     BatchNorm statistics of averaged weights are recomputed on `train_batches` (at most `bn_batches` of them), if they
     are given or known, else averaged, with a warning; `batchnorm` ("recalibrate", "average", "copy") decides.
     """
-    strategy, options = _checked(strategy, decay, batchnorm, evaluate)
+    strategy, options = _checked(strategy, batchnorm, evaluate)
+    options |= _own_arguments(strategy, start, decay)
+    if strategy == "aswa":
+        options["hard_updates"] = hard_updates
     if output is not None:
         refuse_used(Path(output))
     steps = _Steps(progress)
     found = find_checkpoints(checkpoints, revisions, report=steps)
     if strategy in ("swa", "wsm"):
-        rules.first_included(start, len(found))
+        rules.first_included(options["start"], len(found))
     if load is None and (evaluate is not None or strategy in BY_VALIDATION):
         _check_configs(found)
     known = _known_evaluation(found, strategy, dataset) if evaluate is None else None
@@ -89,7 +92,7 @@ def average_checkpoints(
     with scratch_folder(output) as scratch:
         copied = rules.unaveraged(found[0], batchnorm)
         ensemble = Ensemble(found, evaluator, scratch, copied, greater_is_better)
-        _choose(ensemble, strategy, hard_updates=hard_updates, start=start, decay=decay, **options)
+        _choose(ensemble, strategy, **options)
         if not by_validation or strategy == "swad":
             ensemble = _evaluate_fixed(ensemble)
         results: dict[str, dict[str, float]] = {}
@@ -120,17 +123,31 @@ def average_checkpoints(
     return result
 
 
-def _checked(strategy: str, decay: float, batchnorm: str | None, evaluate: Any) -> tuple[str, dict[str, Any]]:
+def _checked(strategy: str, batchnorm: str | None, evaluate: Any) -> tuple[str, dict[str, Any]]:
     name, given = parse_strategy(str(strategy).lower().removesuffix("soup").rstrip("-_ "))
     check_choice("strategy", name, RULES)
     options = rules.checked_options(name, given)
-    if not 0 <= decay < 1:
-        raise ValueError(f"decay must be in [0, 1), got {decay}.")
     if batchnorm is not None:
         check_choice("batchnorm", batchnorm, BATCHNORM_POLICIES)
     if evaluate is not None and not callable(evaluate):
         raise TypeError(f"evaluate must be a function of the model, got {type(evaluate).__name__}.")
     return name, options
+
+
+def _own_arguments(strategy: str, start: int | float | None, decay: float | None) -> dict[str, Any]:
+    """Returns those of the two that the strategy has, by default 0 and 0.7; raises ValueError for the other one."""
+    if decay is not None:
+        check_number("decay", decay, 0, 1, below=True)
+    found: dict[str, Any] = {}
+    for name, value, default, owners in (("start", start, 0, ("swa", "wsm")), ("decay", decay, 0.7, ("ema",))):
+        if strategy in owners:
+            found[name] = default if value is None else value
+        elif value is not None:
+            raise ValueError(
+                f"{name}={value} has no effect on the strategy {strategy}. Leave it out, or choose "
+                f"{' or '.join(owners)}."
+            )
+    return found
 
 
 def _check_configs(found: Sequence[Checkpoint]) -> None:
@@ -184,11 +201,9 @@ def _loading(load: Callable[[Path], Any] | None) -> Callable[[Checkpoint], Any]:
     return lambda checkpoint: load(checkpoint.folder or checkpoint.files[0])
 
 
-def _choose(
-    ensemble: Ensemble, strategy: str, *, hard_updates: bool, start: int | float, decay: float, **options: Any
-) -> None:
+def _choose(ensemble: Ensemble, strategy: str, **options: Any) -> None:
     if strategy == "aswa":
-        rules.choose_adaptively(ensemble, hard_updates=hard_updates)
+        rules.choose_adaptively(ensemble, **options)
     elif strategy == "greedy":
         rules.choose_greedily(ensemble)
     elif strategy == "best":
@@ -196,7 +211,7 @@ def _choose(
     elif strategy == "swad":
         rules.choose_valley(ensemble, **options)
     else:
-        rules.choose_by_order(ensemble, strategy, start=start, decay=decay, **options)
+        rules.choose_by_order(ensemble, strategy, **options)
     if not ensemble.members:
         raise ValueError(
             f"None of {len(ensemble.checkpoints)} checkpoints has a finite score, so there is nothing to choose from."

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from aswa_hf import policy
-from aswa_hf._utils.checks import check_choice, check_whole_number, is_number
+from aswa_hf._utils.checks import check_choice, check_number, check_whole_number, is_number
 from aswa_hf._utils.names import did_you_mean
 from aswa_hf.checkpoints.evaluation import Evaluator, statistics_of
 from aswa_hf.checkpoints.sources import companions
@@ -47,9 +47,7 @@ def checked_options(strategy: str, given: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("k", "n_converge", "n_tolerance"):
         if name in options:
             check_whole_number(name, options[name])
-    ratio = options.get("tolerance_ratio", 0)
-    if not is_number(ratio) or not 0 <= ratio < math.inf:
-        raise ValueError(f"tolerance_ratio must be a number of at least 0, got {ratio!r}.")
+    check_number("tolerance_ratio", options.get("tolerance_ratio", 0), 0)
     if "schedule" in options:
         check_choice("schedule", options["schedule"], SCHEDULES)
     return options
@@ -230,8 +228,8 @@ def _include(ensemble: Ensemble, members: range, scores: Sequence[float | None] 
 
 def first_included(start: int | float, total: int) -> int:
     """The first checkpoint of SWA, given by its number or as a fraction of them all."""
-    if isinstance(start, bool) or not start >= 0 or (isinstance(start, float) and start >= 1):
-        raise ValueError(f"start must be a number of checkpoints (0, 1, 2, …) or a fraction in [0, 1), got {start}.")
+    if not is_number(start) or not start >= 0 or (isinstance(start, float) and start >= 1):
+        raise ValueError(f"start must be a number of checkpoints (0, 1, 2, …) or a fraction in [0, 1), got {start!r}.")
     # 0.29 · 100 is 28.999…: rounding must not move the start.
     first = int(start * total + 1e-9) if isinstance(start, float) else start
     if first >= total:

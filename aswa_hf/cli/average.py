@@ -56,11 +56,13 @@ def average(
         bool, typer.Option("--soft-only", metavar="", help="aswa: never restart from a single checkpoint.")
     ] = False,
     start: Annotated[
-        str, typer.Option(metavar="N|X", help="swa, wsm: the first checkpoint, counted from 0, or a fraction.")
-    ] = "0",
+        str | None,
+        typer.Option(metavar="N|X", help="swa, wsm: the first checkpoint, counted from 0 (default), or a fraction."),
+    ] = None,
     decay: Annotated[
-        float, typer.Option(metavar="X", help="ema: the weight of the previous average at each checkpoint.")
-    ] = 0.7,
+        float | None,
+        typer.Option(metavar="X", help="ema: the weight of the previous average at each checkpoint (default: 0.7)."),
+    ] = None,
     batchnorm: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="recalibrate (if training data are known), average or copy."),
@@ -81,6 +83,8 @@ def average(
     with loading("the libraries"):
         from aswa_hf.checkpoints import average_checkpoints
 
+    if soft_only and strategy.strip().lower() != "aswa":
+        raise ValueError(f"--soft-only is for --strategy aswa, got --strategy {strategy}.")
     score = None if evaluate is None else _function(evaluate)
     with _quiet_libraries(), _bar() as progress, named_as_flags("strategy", "start", "decay", "batchnorm"):
         result = average_checkpoints(
@@ -92,7 +96,7 @@ def average(
             greater_is_better=not lower_is_better,
             metric=metric,
             hard_updates=not soft_only,
-            start=_start(start),
+            start=None if start is None else _start(start),
             decay=decay,
             batchnorm=batchnorm,
             progress=progress,

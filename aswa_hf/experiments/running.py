@@ -45,7 +45,7 @@ from aswa_hf.run_folder import (
 )
 from aswa_hf.strategies import Strategy
 from aswa_hf.trainer import ASWACallback
-from aswa_hf.trainer.files import commit_saved
+from aswa_hf.trainer.files import LOCK, commit_saved
 from aswa_hf.trajectory import encode_number
 
 logger = get_logger(__name__)
@@ -95,8 +95,9 @@ def sole_run(output_dir: Path) -> Iterator[None]:
             yield
         finally:
             held.close()
-            if {entry.name for entry in output_dir.iterdir()} <= {LOCK_FILE}:  # a refused run leaves no files
-                (output_dir / LOCK_FILE).unlink(missing_ok=True)
+            if {entry.name for entry in output_dir.iterdir()} <= {LOCK_FILE, LOCK}:  # a refused run leaves no files
+                for name in (LOCK_FILE, LOCK):
+                    (output_dir / name).unlink(missing_ok=True)
                 output_dir.rmdir()
 
 
@@ -243,6 +244,10 @@ def train_to_the_end(
         trainer.add_callback(LogFile(folder / LOG))
         try:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        except ValueError:
+            if checkpoint is None and trainer.state.global_step == 0 and trainer.args.should_save:
+                (folder / SETTINGS).unlink(missing_ok=True)  # a refused run leaves no files
+            raise
         except RuntimeError as error:
             if reason := write_failure(error):
                 raise OSError(

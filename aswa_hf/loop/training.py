@@ -200,7 +200,7 @@ def fit(
 
     def decide_now(epoch: float) -> dict[str, Any]:
         """The metrics of a decision point; none if it is skipped."""
-        if budget.exceeded(accelerator.device):
+        if budget.exceeded(accelerator.device, is_last=epoch == epochs):
             if budget.skipped == 1:
                 logger.warning(budget.why_skipped())
             return {}

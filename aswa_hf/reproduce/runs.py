@@ -77,7 +77,8 @@ class GridRun:
 
     def __str__(self) -> str:
         rate = f", learning rate {self.settings.lr:g}" if self.settings.strategies == ROBUSTNESS else ""
-        return f"{self.model} on {self.dataset}, seed {self.seed}, {self.epochs} epochs{rate}"
+        epochs = "1 epoch" if self.epochs == 1 else f"{self.epochs} epochs"
+        return f"{self.model} on {self.dataset}, seed {self.seed}, {epochs}{rate}"
 
 
 def plan(

@@ -5,6 +5,7 @@ Several strategies can follow the same run without influencing it or each other.
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from aswa_hf import policy
 from aswa_hf._utils.checks import check_flag, check_whole_number, is_number, is_whole_number
 from aswa_hf._utils.defaults import BN_BATCHES
 from aswa_hf._utils.distributed import agree
+from aswa_hf._utils.names import did_you_mean
 from aswa_hf._utils.random_state import preserved_rng
 from aswa_hf._utils.sharding import computing_device
 from aswa_hf._utils.signals import uninterrupted
@@ -64,7 +66,12 @@ class Strategy(ABC):
         train_batches: Batches | None = None,
         bn_batches: int | None = BN_BATCHES,
         bn_forward: Forward | None = None,
+        **unknown: Any,
     ):
+        if unknown:
+            name, known = next(iter(unknown)), keyword_options(type(self))
+            hint = did_you_mean(name, known)
+            raise TypeError(f"{type(self).__name__} has no option {name!r}. {hint}Its options: {', '.join(known)}.")
         if batchnorm not in BATCHNORM_POLICIES:
             raise ValueError(f"batchnorm must be one of {', '.join(BATCHNORM_POLICIES)}, got {batchnorm!r}.")
         check_whole_number("bn_batches", bn_batches, optional=True)
@@ -211,6 +218,8 @@ class Strategy(ABC):
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises ValueError for a state of another model, strategy or direction, or one with impossible values."""
+        if not isinstance(state, Mapping):
+            raise TypeError(f"Expected what state_dict() of a strategy returned, got {type(state).__name__}.")
         if state.get("strategy") != self.name:
             raise ValueError(f"This is the state of strategy {state.get('strategy')!r}, expected {self.name!r}.")
         tensors: dict[str, Any] = {key: {} for key in state if key.endswith((".averaged", ".buffers"))}
@@ -370,10 +379,23 @@ class Strategy(ABC):
 
     def _require_members(self) -> None:
         if self.members == 0:
-            raise RuntimeError(
-                f"The {self.name} ensemble is empty: update() has taken no snapshot yet. It takes the first one at "
-                "the first decision point with a finite score."
-            )
+            scores = [record.running_score for record in self.trajectory]
+            if not scores:
+                reason = "update() has not been called yet"
+            elif any(policy.is_usable(score) for score in scores) or not any(score is not None for score in scores):
+                reason = f"no snapshot was due at its {len(scores)} decision points"
+            else:
+                reason = f"none of its {len(scores)} decision points had a finite score"
+            raise RuntimeError(f"The {self.name} ensemble is empty: {reason}.")
+
+
+def keyword_options(kind: type[Strategy]) -> dict[str, inspect.Parameter]:
+    """Returns the keyword arguments of a strategy by name, those of its base classes included."""
+    found: dict[str, inspect.Parameter] = {}
+    for one in kind.__mro__:
+        if "__init__" in vars(one):
+            found = dict(inspect.signature(one.__init__).parameters) | found  # type: ignore[misc]
+    return {name: parameter for name, parameter in found.items() if parameter.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
 def take_step(strategies: Iterable[Strategy]) -> None:

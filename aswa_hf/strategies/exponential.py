@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from aswa_hf import policy
-from aswa_hf._utils.checks import check_flag, check_whole_number, is_whole_number
+from aswa_hf._utils.checks import check_flag, check_number, check_whole_number, is_whole_number
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.averaging import WeightAverage
 from aswa_hf.strategies.base import Evaluate, Outcome, Strategy, nothing
@@ -84,8 +83,7 @@ class EMA(StepAverage):
 
     def __init__(self, model: nn.Module, *, decay: float = 0.999, warmup: bool = False, **options: Any):
         super().__init__(model, **options)
-        if not 0 <= decay < 1:
-            raise ValueError(f"decay must be in [0, 1), got {decay}.")
+        check_number("decay", decay, 0, 1, below=True)
         check_flag("warmup", warmup)
         self.decay = decay
         self.warmup = warmup
@@ -216,12 +214,9 @@ class BEMA(StepAverage):
         **options: Any,
     ):
         super().__init__(model, every=every, **options)
-        if not 0 <= kappa <= 1:
-            raise ValueError(f"kappa must be in [0, 1], got {kappa}.")
-        if not 0 <= eta < math.inf:
-            raise ValueError(f"eta must be a number of at least 0, got {eta}.")
-        if not 1 <= rho < math.inf:
-            raise ValueError(f"rho must be at least 1, got {rho}.")
+        check_number("kappa", kappa, 0, 1)
+        check_number("eta", eta, 0)
+        check_number("rho", rho, 1)
         self.kappa, self.eta, self.rho = kappa, eta, rho
         self.initial, self.ema = self._part("initial"), self._part("ema")
         self.initial.assign()

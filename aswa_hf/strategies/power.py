@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aswa_hf._utils.checks import check_whole_number
+from aswa_hf._utils.checks import check_number, check_whole_number
 from aswa_hf.averaging import WeightAverage
 from aswa_hf.strategies.base import Evaluate, Outcome
 from aswa_hf.strategies.exponential import StepAverage
@@ -17,6 +17,8 @@ from aswa_hf.trajectory import Trajectory
 
 # How far a reconstructed profile of weights over time may be from the exact one, relative to its norm.
 MAX_ERROR = 0.1
+# The least and the greatest width; that of equal weights, γ = 0, is 0.289.
+WIDTHS = (0.001, 0.28)
 
 
 def relative_width(gamma: float) -> float:
@@ -61,8 +63,7 @@ class PowerEMA(StepAverage):
     ):
         super().__init__(model, **options)
         for name, width in (("narrow", narrow), ("wide", wide)):
-            if not 0.001 <= width <= 0.28:
-                raise ValueError(f"{name} must be a width between 0.001 and 0.28, got {width}.")
+            check_number(name, width, *WIDTHS)
         if narrow >= wide:
             raise ValueError(f"narrow must be less than wide, got narrow={narrow} and wide={wide}.")
         check_whole_number("snapshots", snapshots, 0)
@@ -136,8 +137,7 @@ class PowerEMA(StepAverage):
 
     def _coefficients(self, width: float) -> list[tuple[float, WeightAverage | None]]:
         """Returns the combination of averages whose profile is nearest to that of a width, by least squares."""
-        if not 0.001 <= width <= 0.28:
-            raise ValueError(f"width must be between 0.001 and 0.28, got {width}.")
+        check_number("width", width, *WIDTHS)
         found: list[tuple[str, int, WeightAverage]] = [
             (name, updates, self.parts[f"{name}-{updates}"])
             for updates in self._kept()

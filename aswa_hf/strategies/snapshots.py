@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from aswa_hf import policy
-from aswa_hf._utils.checks import check_whole_number
+from aswa_hf._utils.checks import check_whole_number, is_number
 from aswa_hf.averaging import WeightAverage
 from aswa_hf.strategies.base import Evaluate, Outcome, Strategy, nothing
 from aswa_hf.trajectory import Decision, Trajectory
@@ -33,8 +33,12 @@ class SWA(Strategy):
         **options: Any,
     ):
         super().__init__(model, **options)
-        if not start >= 0 or (isinstance(start, float) and start >= 1):
-            raise ValueError(f"start must be an epoch (0, 1, 2, …) or a fraction of the run in [0, 1), got {start}.")
+        if not is_number(start) or not start >= 0 or (isinstance(start, float) and start >= 1):
+            raise ValueError(f"start must be an epoch (0, 1, 2, …) or a fraction of the run in [0, 1), got {start!r}.")
+        check_whole_number("total", total, optional=True)
+        check_whole_number("total_steps", total_steps, optional=True)
+        if isinstance(start, int) and total is not None and start >= total:
+            raise ValueError(f"start={start} leaves none of total={total} decision points to average.")
         self.start = start
         self.total = total
         self.total_steps = total_steps

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from aswa_hf import policy
-from aswa_hf._utils.checks import check_whole_number
+from aswa_hf._utils.checks import check_number, check_whole_number
 from aswa_hf.averaging import WeightAverage
 from aswa_hf.strategies.base import Evaluate, Outcome
 from aswa_hf.strategies.segments import SegmentStrategy
@@ -70,8 +70,7 @@ class SWAD(_ScoredSegments):
         super().__init__(model, **options)
         check_whole_number("n_converge", n_converge)
         check_whole_number("n_tolerance", n_tolerance)
-        if not 0 <= tolerance_ratio < float("inf"):
-            raise ValueError(f"tolerance_ratio must be a number of at least 0, got {tolerance_ratio}.")
+        check_number("tolerance_ratio", tolerance_ratio, 0)
         self.n_converge, self.n_tolerance, self.tolerance_ratio = n_converge, n_tolerance, tolerance_ratio
 
     def _valley(self, scores: list[float | None]) -> tuple[int | None, int | None]:

@@ -210,6 +210,15 @@ class ASWACallback(TrainerCallback):
             check_token(args)
         if not state.is_hyper_param_search:  # whose trials have folders of their own
             lock_output(args)
+        try:
+            self._begin(args, state, kwargs.get("train_dataloader"))
+        except BaseException:
+            unlock_output(args)
+            raise
+
+    def _begin(self, args: TrainingArguments, state: TrainerState, train_dataloader: Any) -> None:
+        """Builds the strategies of a run, or restores them; checks what can be checked before training."""
+        trainer = self._bound()
         self._requests.close()
         self._requests.enter_context(bounded_checkpoint_pushes(trainer))
         order_callbacks(trainer, self)
@@ -233,7 +242,7 @@ class ASWACallback(TrainerCallback):
                 self._try_metric(args)
             if args.should_save:
                 remove_pending(args.output_dir)
-        steps = steps_to_first_decision(self._every, args, kwargs.get("train_dataloader"))
+        steps = steps_to_first_decision(self._every, args, train_dataloader)
         # The last step of a run decides too; an epoch that it does not complete does not.
         points, part = divmod(state.max_steps, steps) if steps else (0, 0)
         points += bool(part and self._every.by_steps)
@@ -243,8 +252,8 @@ class ASWACallback(TrainerCallback):
             only = "decides only at its last step" if self._every.by_steps else "ends before its first decision point"
             logger.warning(
                 f"The run of {state.max_steps} steps {only}, since every={self.every!r} is {steps} steps: it will end "
-                "with the running weights. A smaller number, as in every='100 steps', or every='evaluation' decides "
-                "earlier."
+                f"with the running weights. A smaller number, as in every='{max(1, state.max_steps // 10)} steps', or "
+                "every='evaluation' decides earlier."
             )
         logger.info(f"Weight averaging ({', '.join(self.strategies)}) follows {self.score.label}.")
 
@@ -365,9 +374,10 @@ class ASWACallback(TrainerCallback):
     ) -> None:
         """Decides if that is `due`: after the evaluation that the Trainer is about to do, or else at once."""
         if control.should_evaluate:
-            self._expect(args, decides=due or self._every.unit == "evaluation")
+            decides = due or self._every.unit == "evaluation"
+            self._expect(args, decides=decides and self._is_affordable(state))
             return
-        if due and not self._is_delayed(args, state) and self._is_affordable():
+        if due and not self._is_delayed(args, state) and self._is_affordable(state):
             step, metrics = self._last_metrics
             known = step == state.global_step and self._subset is None
             if not known:
@@ -381,7 +391,7 @@ class ASWACallback(TrainerCallback):
     def _expect(self, args: TrainingArguments, *, decides: bool) -> None:
         """Prepares for the Trainer's evaluation of the running model; a decision follows it if `decides`."""
         self._share_buffers(args)
-        self._expected, self._events, self._decides = {}, 0, decides and self._is_affordable()
+        self._expected, self._events, self._decides = {}, 0, decides
 
     def _decide_if_missed(self, state: TrainerState) -> None:
         """Runs its own evaluation if the expected one did not report its metrics to the callbacks."""
@@ -389,9 +399,11 @@ class ASWACallback(TrainerCallback):
         if missed and self._decides:
             self._decide(state)
 
-    def _is_affordable(self) -> bool:
-        """Whether another decision stays within `max_eval_share`; all ranks must ask."""
-        if not self._budget.exceeded(self._bound().args.device):
+    def _is_affordable(self, state: TrainerState) -> bool:
+        """Whether another decision stays within `max_eval_share`, or is the last one; all ranks must ask."""
+        trainer = self._bound()
+        is_last = state.global_step >= state.max_steps or trainer.control.should_training_stop
+        if not self._budget.exceeded(trainer.args.device, is_last=is_last):
             return True
         if self._budget.skipped == 1:
             logger.warning(self._budget.why_skipped())
@@ -623,5 +635,5 @@ class ASWACallback(TrainerCallback):
             for record in strategy.trajectory[-1:]
         )
         ended = float(state.epoch or 0).is_integer() and by_epoch and (evaluations or self._is_due(state))
-        if ended and not known and not self._is_delayed(args, state) and self._is_affordable():
+        if ended and not known and not self._is_delayed(args, state) and self._is_affordable(state):
             self._decide(state)

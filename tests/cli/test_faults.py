@@ -61,6 +61,8 @@ def test_a_run_that_is_refused_leaves_no_folder(tmp_path):
     common = "train", "kge", "--output-dir", tmp_path / "run"
     assert "Did you mean 'countries-s3'?" in refused(*common, "--dataset", "countries-s4")
     assert "contains 'aswa' twice" in refused(*common, "--dataset", "countries", "--strategies", "aswa, aswa")
+    late = refused(*common, "--dataset", "countries", "--dim", 8, "--epochs", 2, "--strategies", "swa(start=20)")
+    assert late.startswith("aswa-hf: The run cannot end with swa: swa starts after 20 decision points")
     memory = refused(*common, "--dataset", "countries", "--dim", 10**12)
     assert memory.startswith("aswa-hf: There is not enough memory for this (")
     assert not (tmp_path / "run").exists()

@@ -344,7 +344,7 @@ def test_the_precision_of_an_average_is_given_in_python_and_as_text():
         ("swad(tolerance_ratio=-0.1)", "tolerance_ratio must be a number of at least 0, got -0.1."),
         ("swad(n_tolerance=0)", "n_tolerance must be a whole number of at least 1, got 0."),
         ("power-ema(wide=0.9)", "wide must be "),
-        ("bema(eta=2.0)", "eta must be "),
+        ("bema(eta=-1.0)", "eta must be "),
         ("lawa(bn_batches=0)", "bn_batches must be a whole number of at least 1 or None, got 0."),
         ("aswa(device=gpu)", "device='gpu' cannot hold an average on this machine: Expected one of cpu"),
         ("aswa(device=meta)", "device='meta' holds no numbers."),

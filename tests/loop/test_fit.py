@@ -141,9 +141,9 @@ def test_decision_points_of_a_run_are_skipped_where_evaluating_takes_too_long(mo
     monkeypatch.setattr(EvaluationBudget, "seconds", 1.0)
     setup = Setup()
     run = setup.fit(epochs=3, every="1 step", max_eval_share=1e-9)
-    # What the first one takes was not known.
-    assert [record.step for record in run.trajectories["aswa"]] == [1]
-    assert setup.evaluations == 1
+    # What the first one takes was not known, and the run ends with the last one.
+    assert [record.step for record in run.trajectories["aswa"]] == [1, 15]
+    assert setup.evaluations == 3
     assert caplog.text.count("max_eval_share=1e-09") == 1
 
 

@@ -9,6 +9,7 @@ from ddp_run import count_time, launch
 from training import assert_same_tensors, make_trainer, scripted, weights_of, with_aswa
 
 from aswa_hf import ASWACallback
+from aswa_hf.schedule import EvaluationBudget
 from aswa_hf.trainer.options import evaluating_on
 
 ALL = ("aswa", "dense-aswa", "swa", "ema", "best", "last")
@@ -98,6 +99,17 @@ def test_decision_points_are_skipped_where_evaluating_takes_too_long_and_that_is
     assert callback._budget.skipped == 6
     told = [record.message for record in caplog.records if "max_eval_share=0.2" in record.message]
     assert len(told) == 1
+
+
+@pytest.mark.parametrize("every", ["epoch", "5 steps", "evaluation"])
+def test_the_last_decision_point_of_a_run_is_never_skipped(every, tmp_path, monkeypatch):
+    monkeypatch.setattr(EvaluationBudget, "seconds", 1e-9)
+    trainer = make_trainer("text", tmp_path, save_strategy="no", num_train_epochs=3)
+    callback = with_aswa(trainer, every=every, max_eval_share=1e-9, strategies=("aswa", "last"), apply="last")
+    trainer.train()
+    last = trainer.state.max_steps
+    assert steps_of(callback) == [5 if every == "5 steps" else 6, last]
+    assert callback._budget.skipped == (2 if every == "5 steps" else 1)
 
 
 def test_two_ranks_with_different_clocks_skip_the_same_decision_points(tmp_path):
