@@ -287,11 +287,13 @@ def faster(dataset: str, tuned: str, high: str) -> str:
     single = {rate: epochs for rate, epochs in rows["best"]["epochs"].items() if epochs is not None}
     best = min(single, key=lambda rate: single[rate])
     few, many = rows["aswa"]["epochs"][float(high)], single[float(tuned)]
+    test = {name: mean(by_rate(runs, name)[rate]) for name, rate in (("aswa", float(high)), ("best", float(tuned)))}
     return (
         f"**{few:.0f} epochs instead of {many:.0f}**: at a learning rate of {high} ASWA needs that many for the "
         f"validation MRR of the best epoch at {tuned}, about the published rate ({LABELS[fast[0].model]} on "
-        f"{dataset}, mean of {len(fast)} seeds). No rate takes a single epoch there in fewer than {single[best]:.0f} (at "
-        f"{best:g}); at {high} one is as good in {shown['best']} and EMA in {shown['ema']}, and by epoch "
+        f"{dataset}, mean of {len(fast)} seeds); on the test split it ends at {test['aswa']:.1f}, that epoch at "
+        f"{test['best']:.1f}. No rate takes a single epoch there in fewer than {single[best]:.0f} (at {best:g}). At "
+        f"{high} one is as good in {shown['best']}, EMA in {shown['ema']}, and by epoch "
         f"{fast[0].curves['ema'][-1][0]:.0f} EMA has lost {lost:.1f} points again, ASWA nothing "
         f"([more]({RESULTS_PAGE}#at-learning-rates-that-nobody-tuned))."
     )
