@@ -1,7 +1,8 @@
 """Test accuracy of averaged weights by the number of training batches that BatchNorm statistics are computed on.
 
-    aswa-hf train image --dataset data/cifar10 --train-size 10000 --epochs 12 --strategies aswa,dense-aswa,swa,ema
-    python benchmarks/batchnorm.py runs/cifar10-preresnet20_cifar-0 --json results/differences/bn_batches.json
+    aswa-hf reproduce robustness-images --train-size 10000 --seeds 1 --rates 0.3 --data-dir data
+    python benchmarks/batchnorm.py runs/cifar-10-preresnet20_cifar-1-10-10000images-lr0.3-robustness \\
+        --batches 5 20 50 --repeats 3 --json results/differences/bn_batches.json
 
 The weights are those that each strategy had at the last checkpoint of the run. For each number of batches, the
 statistics are recomputed from random training batches, as at every decision; `--repeats` draws others.
