@@ -140,12 +140,12 @@ class WeightAverage:
                 f"{type(self.model).__name__} has no trainable floating-point parameter (requires_grad=True): there "
                 "is nothing to average. Build the strategy after unfreezing the parameters."
             )
-        complex_ones = [name for name, parameter in parameters.items() if parameter.is_complex()]
-        if dtype == torch.float64 and complex_ones:
-            raise ValueError(
-                f"dtype=torch.float64 with the complex parameter {complex_ones[0]!r}: safetensors files cannot hold "
-                "complex numbers of that precision. Use dtype=torch.float32."
-            )
+        for name, parameter in parameters.items():
+            if torch.promote_types(parameter.dtype, dtype) == torch.complex128:
+                raise ValueError(
+                    f"The average of the parameter {name!r} ({parameter.dtype}) with dtype={dtype} would be "
+                    "complex128, which safetensors files cannot hold. Use complex64 parameters, and float32."
+                )
         if on_meta := next((name for name, p in parameters.items() if p.is_meta), None):
             raise ValueError(f"Parameter {on_meta!r} is on the meta device. Load the weights before averaging them.")
 

@@ -289,11 +289,13 @@ def check_due(
     """
     lines = {}
     for name, strategy in strategies.items():
+        if strategy.members:  # of a resumed run
+            continue
         start = strategy.start if isinstance(strategy, SWA) else 0
         if isinstance(strategy, StepAverage) and steps is not None and strategy.every > steps:
             lines[name] = f"{name} averages every {strategy.every} steps, and the run has {steps}"
         elif start and isinstance(start, int) and points is not None and start >= points:
-            lines[name] = f"{name} starts after {start} decision points, and the run has {points}"
+            lines[name] = f"{name} starts at decision point {start + 1}, and the run has {points}"
     if lines and all(name in lines for name in (strategies if apply == AUTO else [apply])):
         whose = "any of its strategies" if apply == AUTO else apply
         raise ValueError(
@@ -319,7 +321,8 @@ def decide(
     """
     logs: dict[str, Any] = {}
     measured: dict[Any, Metrics] = {}
-    # The others evaluate each of their weights once when they are alone.
+    # Alone, few of the others have equal weights to evaluate: with one step per decision, DenseASWA's snapshot is the
+    # running model.
     if len(strategies) > 1 or any(isinstance(strategy, DenseASWA) for strategy in strategies.values()):
         measured = {_in_model(strategy): running for strategy in _first_of_each_model(strategies.values())}
 
@@ -389,7 +392,8 @@ def chosen_strategy(apply: str | None, strategies: Mapping[str, Strategy]) -> st
     """Returns the strategy that a run ends with: `apply`, or for "auto" the first with the best validation score."""
     if apply != AUTO:
         return apply
-    if unknown := [name for name, strategy in strategies.items() if strategy.members and strategy.score is None]:
+    changed = {name: strategy for name, strategy in strategies.items() if strategy.members and strategy.trajectory}
+    if unknown := [name for name, strategy in changed.items() if strategy.score is None]:
         warn_caller(
             f"The weights of {', '.join(unknown)} have changed since the last decision point, so they have no score "
             "and cannot be chosen. Let the run end at a decision point, as every='100 steps' does."
@@ -404,8 +408,4 @@ def chosen_strategy(apply: str | None, strategies: Mapping[str, Strategy]) -> st
 
 def why_empty(strategy: Strategy, metric: str, otherwise: str) -> str:
     """Returns why a strategy has no weights at the end of a run; `otherwise` if it had no decision point."""
-    if not strategy.trajectory:
-        return otherwise
-    scores = (record.running_score for record in strategy.trajectory)
-    finite = any(score is not None and math.isfinite(score) for score in scores)
-    return "no snapshot was due" if finite else f"no decision point had a finite {metric}"
+    return strategy.why_empty(metric) if strategy.trajectory else otherwise

@@ -292,8 +292,8 @@ def faster(dataset: str, tuned: str, high: str) -> str:
         f"**{few:.0f} epochs instead of {many:.0f}**: at a learning rate of {high} ASWA needs that many for the "
         f"validation MRR of the best epoch at {tuned}, about the published rate ({LABELS[fast[0].model]} on "
         f"{dataset}, mean of {len(fast)} seeds); on the test split it ends at {test['aswa']:.1f}, that epoch at "
-        f"{test['best']:.1f}. No rate takes a single epoch there in fewer than {single[best]:.0f} (at {best:g}). At "
-        f"{high} one is as good in {shown['best']}, EMA in {shown['ema']}, and by epoch "
+        f"{test['best']:.1f}. Training alone needs at least {single[best]:.0f} epochs, at a rate of {best:g}, until "
+        f"one of them is as good. At {high} that happens in {shown['best']}, with EMA in {shown['ema']}, and by epoch "
         f"{fast[0].curves['ema'][-1][0]:.0f} EMA has lost {lost:.1f} points again, ASWA nothing "
         f"([more]({RESULTS_PAGE}#at-learning-rates-that-nobody-tuned))."
     )

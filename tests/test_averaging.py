@@ -101,10 +101,11 @@ def test_a_mean_by_hand_over_mixed_dtypes():
     assert torch.equal(model.w16, torch.full((2,), 3.875, dtype=BF16))
 
 
-def test_float64_averages_of_complex_parameters_are_refused_as_they_could_not_be_saved():
-    model = Weights(w=torch.zeros(2), z=torch.zeros(2, dtype=torch.complex64))
-    with pytest.raises(ValueError, match=r"dtype=torch\.float64 with the complex parameter 'z': .*float32"):
-        WeightAverage(model, dtype=FP64)
+@pytest.mark.parametrize(("of_model", "dtype"), [(torch.complex64, FP64), (torch.complex128, FP32)])
+def test_averages_that_could_not_be_saved_are_refused(of_model, dtype):
+    model = Weights(w=torch.zeros(2), z=torch.zeros(2, dtype=of_model))
+    with pytest.raises(ValueError, match=rf"parameter 'z' \({of_model}\) with dtype={dtype} would be complex128"):
+        WeightAverage(model, dtype=dtype)
 
 
 def test_a_bf16_models_average_follows_the_exact_mean_where_a_bf16_average_stops_changing():

@@ -196,7 +196,7 @@ def test_what_a_run_ends_too_early_for_is_named_before_it_begins():
     assert lines("aswa", 3, 9) == ["bema", "ema", "swa"]
     assert lines(None, 4, 10) == ["bema"]
     assert lines("auto", None, None) == []
-    with pytest.raises(ValueError, match="cannot end with swa: swa starts after 3 decision points, and the run has 2"):
+    with pytest.raises(ValueError, match="cannot end with swa: swa starts at decision point 4, and the run has 2"):
         lines("swa", 2, None)
     del strategies["aswa"], strategies["swad"], strategies["swa-all"]
     with pytest.raises(ValueError, match="cannot end with any of its strategies: bema averages every 400 steps, and"):

@@ -23,8 +23,6 @@ SCORES = [0.1, 0.4, 0.5, 0.3, 0.6, 0.2, 0.1]
 ODD = ["x", -1, 10**30, 0.5, math.nan, math.inf, None, True, [], {}, [[]], {"a": 1}]
 # What a state may also have: nothing else in it says how many steps there were, or decision points without an effect.
 POSSIBLE = {("segment_steps", repr(10**30)), ("stale", "True"), ("records", "[]")}
-# Averages of earlier decision points, of which there may be fewer; SWAD needs all but the oldest one.
-OPTIONAL = ("wide-", "narrow-")
 WHOLE_NUMBERS = ("index", "step", "members")
 
 
@@ -67,9 +65,8 @@ def damaged(state: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield from ((f"{item} as {name} in {key}", state | {key: others | {name: item}}) for item in wrong)
     tensors = {kind: state[kind] for kind in ("averaged", "buffers")}
     for name in state["parts"]:
-        if not name.startswith(OPTIONAL):
-            others = {key: value for key, value in state.items() if not key.startswith(f"{name}.")}
-            yield f"no {name} at all", others | {"parts": [part for part in state["parts"] if part != name]}
+        others = {key: value for key, value in state.items() if not key.startswith(f"{name}.")}
+        yield f"no {name} at all", others | {"parts": [part for part in state["parts"] if part != name]}
     yield "one more average", state | {f"other.{kind}": tensors[kind] for kind in tensors}
     *records, last = state["records"] or [{}]
     for field in last:

@@ -328,6 +328,35 @@ def test_swad_returns_to_the_statistics_of_its_valley_when_the_run_diverges(n_co
         assert model.running_mean.tolist() == model.running_var.tolist() == [2, 2]  # those of point 2
 
 
+def test_swad_returns_to_the_statistics_of_a_point_before_its_valley_was_found():
+    model = nn.BatchNorm1d(1)
+    swad = SWAD(model, n_converge=3, n_tolerance=2, batchnorm="copy")
+    # The valley begins at point 0, which is known at point 2; points 2 and 3 are worse than its limit.
+    for value, score in enumerate([1.0, 0.9, 0.1, 0.1]):
+        with torch.no_grad():
+            model.weight.fill_(value)
+            model.running_mean.fill_(value)
+        swad.step()
+        swad.update(running_score=score)
+    assert swad.alphas == [0.5, 0.5, 0, 0]
+    with swad.swapped():
+        assert (model.weight.item(), model.running_mean.item()) == (0.5, 1)
+
+
+def test_a_state_without_an_average_that_swad_may_return_to_is_refused():
+    swad = SWAD(Point(), n_converge=2, n_tolerance=3)
+    for value, score in enumerate([0.5, 0.45, 0.1]):
+        take_steps(swad, [float(value)])
+        swad.update(running_score=score)
+    state = swad.state_dict()
+    assert {"earlier-0", "earlier-1"} <= set(state["parts"])
+    for name in ("earlier-0", "earlier-1"):
+        others = {key: value for key, value in state.items() if not key.startswith(f"{name}.")}
+        others["parts"] = [part for part in state["parts"] if part != name]
+        with pytest.raises(ValueError, match=f"The average '{name}.averaged' of this state is missing"):
+            SWAD(Point(), n_converge=2, n_tolerance=3).load_state_dict(others)
+
+
 def test_swads_valley_of_a_score_mirrors_that_of_a_loss():
     for sign in (1, -1):
         swad = SWAD(Point(), greater_is_better=sign > 0, n_converge=2, n_tolerance=2, tolerance_ratio=0.1)

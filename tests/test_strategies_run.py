@@ -16,7 +16,19 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from training import assert_same_tensors
 
-from aswa_hf import ASWA, BEMA, EMA, SWA, SWAD, BestCheckpoint, Decision, LastCheckpoint, PowerEMA
+from aswa_hf import (
+    ASWA,
+    BEMA,
+    EMA,
+    SWA,
+    SWAD,
+    BestCheckpoint,
+    BestEMA,
+    Decision,
+    DenseASWA,
+    LastCheckpoint,
+    PowerEMA,
+)
 from aswa_hf.strategies import STRATEGIES
 
 ALL = sorted(STRATEGIES)
@@ -240,25 +252,31 @@ def test_a_score_may_be_any_single_number(score):
 @pytest.mark.parametrize("name", ALL)
 def test_an_empty_ensemble_cannot_be_put_into_the_model(name):
     strategy = build(name, scalar())
-    with pytest.raises(RuntimeError, match=rf"The {name} ensemble is empty: update\(\) has not been called yet"):
+    reason = r"(update\(\) has not been called yet|it averages every \d steps, and there were 0)"
+    with pytest.raises(RuntimeError, match=f"The {name} ensemble is empty: {reason}"):
         strategy.apply()
     with pytest.raises(RuntimeError, match=f"The {name} ensemble is empty"), strategy.swapped():
         pass
 
 
 @pytest.mark.parametrize(
-    ("kind", "score", "reason"),
+    ("strategy", "score", "running", "reason"),
     [
-        (SWA, 0.5, "no snapshot was due at its 2 decision points"),
-        (ASWA, math.nan, "none of its 2 decision points had a finite score"),
+        (lambda: SWA(scalar(), start=5), math.nan, math.nan, "no snapshot was due"),
+        (lambda: ASWA(scalar()), math.nan, math.nan, "no decision point had a finite score"),
+        (lambda: BestEMA(scalar()), math.nan, 0.5, "no decision point had a finite score"),
+        (lambda: EMA(scalar(), every=10), 0.5, 0.5, "it averages every 10 steps, and there were 2"),
+        (lambda: PowerEMA(scalar(), every=10), None, None, "it averages every 10 steps, and there were 2"),
     ],
 )
-def test_an_empty_ensemble_says_why_it_is_empty(kind, score, reason):
-    strategy = kind(scalar(), **({"start": 5} if kind is SWA else {}))
+def test_an_empty_ensemble_says_why_it_is_empty(strategy, score, running, reason):
+    strategy = strategy()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for _ in range(2):
-            strategy.update(lambda: score, running_score=score)
+            strategy.step()
+            if score is not None:
+                strategy.update(lambda: score, running_score=running)
     with pytest.raises(RuntimeError, match=f"ensemble is empty: {reason}"):
         strategy.apply()
 
@@ -276,6 +294,8 @@ def test_an_empty_ensemble_says_why_it_is_empty(kind, score, reason):
         (SWA, {"total": 0}, "total must be a whole number of at least 1 or None, got 0"),
         (SWA, {"start": 9, "total": 5}, "start=9 leaves none of total=5 decision points"),
         (EMA, {"dcay": 0.9}, "EMA has no option 'dcay'. Did you mean 'decay'"),
+        (ASWA, {"evry": 2}, "ASWA has no option 'evry'. Its options: "),
+        (DenseASWA, {"evry": 2}, "DenseASWA has no option 'evry'. Did you mean 'every'"),
     ],
 )
 def test_what_a_class_cannot_use_is_named_when_it_is_built(kind, options, message):

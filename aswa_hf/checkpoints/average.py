@@ -65,15 +65,13 @@ def average_checkpoints(
     are given or known, else averaged, with a warning; `batchnorm` ("recalibrate", "average", "copy") decides.
     """
     strategy, options = _checked(strategy, batchnorm, evaluate)
-    options |= _own_arguments(strategy, start, decay)
-    if strategy == "aswa":
-        options["hard_updates"] = hard_updates
+    options |= _own_arguments(strategy, start=start, decay=decay, hard_updates=hard_updates)
     if output is not None:
         refuse_used(Path(output))
     steps = _Steps(progress)
     found = find_checkpoints(checkpoints, revisions, report=steps)
     if strategy in ("swa", "wsm"):
-        rules.first_included(options["start"], len(found))
+        rules.first_included(options.get("start", 0), len(found))
     if load is None and (evaluate is not None or strategy in BY_VALIDATION):
         _check_configs(found)
     known = _known_evaluation(found, strategy, dataset) if evaluate is None else None
@@ -134,20 +132,27 @@ def _checked(strategy: str, batchnorm: str | None, evaluate: Any) -> tuple[str, 
     return name, options
 
 
-def _own_arguments(strategy: str, start: int | float | None, decay: float | None) -> dict[str, Any]:
-    """Returns those of the two that the strategy has, by default 0 and 0.7; raises ValueError for the other one."""
-    if decay is not None:
-        check_number("decay", decay, 0, 1, below=True)
-    found: dict[str, Any] = {}
-    for name, value, default, owners in (("start", start, 0, ("swa", "wsm")), ("decay", decay, 0.7, ("ema",))):
-        if strategy in owners:
-            found[name] = default if value is None else value
-        elif value is not None:
+# Arguments that only some strategies have, and the value that changes nothing.
+_OWNERS: dict[str, tuple[tuple[str, ...], Any]] = {
+    "start": (("swa", "wsm"), 0),
+    "decay": (("ema",), rules.DECAY),
+    "hard_updates": (("aswa",), True),
+}
+
+
+def _own_arguments(strategy: str, **given: Any) -> dict[str, Any]:
+    """Returns those arguments that are given and that the strategy has; raises ValueError for others."""
+    given = {name: value for name, value in given.items() if value is not None}
+    if "decay" in given:
+        check_number("decay", given["decay"], 0, 1, below=True)
+    for name, value in given.items():
+        owners, default = _OWNERS[name]
+        if strategy not in owners and value != default:
             raise ValueError(
                 f"{name}={value} has no effect on the strategy {strategy}. Leave it out, or choose "
                 f"{' or '.join(owners)}."
             )
-    return found
+    return {name: value for name, value in given.items() if strategy in _OWNERS[name][0]}
 
 
 def _check_configs(found: Sequence[Checkpoint]) -> None:

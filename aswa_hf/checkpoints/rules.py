@@ -28,6 +28,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "wsm": {"schedule": "linear"},
     "swad": {"n_converge": 3, "n_tolerance": 6, "tolerance_ratio": 0.3},
 }
+# Of an EMA over checkpoints, the weight of the previous average.
+DECAY = 0.7
 # The decays of the learning rate from 1 to 0 that WSM imitates, over the fraction of the checkpoints.
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "linear": lambda x: 1 - x,
@@ -192,7 +194,7 @@ def choose_by_order(
     strategy: str,
     *,
     start: int | float = 0,
-    decay: float = 0.7,
+    decay: float = DECAY,
     k: int = 5,
     schedule: str = "linear",
 ) -> None:

@@ -83,10 +83,12 @@ def average(
     with loading("the libraries"):
         from aswa_hf.checkpoints import average_checkpoints
 
-    if soft_only and strategy.strip().lower() != "aswa":
-        raise ValueError(f"--soft-only is for --strategy aswa, got --strategy {strategy}.")
     score = None if evaluate is None else _function(evaluate)
-    with _quiet_libraries(), _bar() as progress, named_as_flags("strategy", "start", "decay", "batchnorm"):
+    with (
+        _quiet_libraries(),
+        _bar() as progress,
+        named_as_flags("strategy", "start", "decay", "batchnorm", hard_updates="--soft-only"),
+    ):
         result = average_checkpoints(
             checkpoints[0] if len(checkpoints) == 1 else checkpoints,
             score,

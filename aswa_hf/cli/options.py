@@ -94,11 +94,18 @@ def tracked(items: Iterable[T], what: str, total: int | None = None) -> Iterable
 
 
 @contextmanager
-def named_as_flags(*arguments: str) -> Iterator[None]:
-    """Replaces the name of an argument at the start of an error message by its flag: --decay, not decay."""
+def named_as_flags(*arguments: str, **others: str) -> Iterator[None]:
+    """Replaces the name of an argument at the start of an error message by its flag: --decay, not decay.
+
+    `others` are arguments whose flag has another name, and no value.
+    """
     try:
         yield
     except ValueError as error:
+        for name, flag in others.items():
+            if str(error).startswith(f"{name}="):
+                _, _, rest = str(error).partition(" ")
+                raise ValueError(f"{flag} {rest}") from error
         pattern = rf"({'|'.join(arguments)})(?= must |=)"
         if re.match(pattern, str(error)) is None:
             raise

@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,9 +96,11 @@ def sole_run(output_dir: Path) -> Iterator[None]:
         finally:
             held.close()
             if {entry.name for entry in output_dir.iterdir()} <= {LOCK_FILE, LOCK}:  # a refused run leaves no files
-                for name in (LOCK_FILE, LOCK):
-                    (output_dir / name).unlink(missing_ok=True)
-                output_dir.rmdir()
+                # A Trainer of another process may hold the second lock and have written nothing yet.
+                with suppress(BlockingIOError), locked(output_dir, LOCK):
+                    for name in (LOCK_FILE, LOCK):
+                        (output_dir / name).unlink(missing_ok=True)
+                    output_dir.rmdir()
 
 
 def checkpoint_to_resume(run: TrainingRun, output_dir: Path, resume: bool) -> Path | None:
@@ -244,7 +246,7 @@ def train_to_the_end(
         trainer.add_callback(LogFile(folder / LOG))
         try:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-        except ValueError:
+        except (ValueError, BlockingIOError):
             if checkpoint is None and trainer.state.global_step == 0 and trainer.args.should_save:
                 (folder / SETTINGS).unlink(missing_ok=True)  # a refused run leaves no files
             raise

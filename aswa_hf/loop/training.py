@@ -168,6 +168,7 @@ def fit(
     per_epoch = length_of(train_loader)
     steps = per_epoch and epochs * -(-per_epoch // accelerator.gradient_accumulation_steps)
     points = steps and -(-steps // interval.count) if interval.by_steps else epochs // interval.count
+    last_point = epochs if interval.by_steps else epochs - epochs % interval.count
     # A fraction of the run is one of its steps where decision points may be skipped.
     by_steps = interval.by_steps or max_eval_share is not None
     length: dict[str, int | None] = {"total_steps": steps} if by_steps else {"total": points}
@@ -200,7 +201,7 @@ def fit(
 
     def decide_now(epoch: float) -> dict[str, Any]:
         """The metrics of a decision point; none if it is skipped."""
-        if budget.exceeded(accelerator.device, is_last=epoch == epochs):
+        if budget.exceeded(accelerator.device, is_last=epoch >= last_point):
             if budget.skipped == 1:
                 logger.warning(budget.why_skipped())
             return {}

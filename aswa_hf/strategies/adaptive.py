@@ -43,6 +43,7 @@ class ASWA(Strategy):
         train_batches: Batches | None = None,
         bn_batches: int | None = BN_BATCHES,
         bn_forward: Forward | None = None,
+        **unknown: Any,
     ):
         super().__init__(
             model,
@@ -53,6 +54,7 @@ class ASWA(Strategy):
             train_batches=train_batches,
             bn_batches=bn_batches,
             bn_forward=bn_forward,
+            **unknown,
         )
         check_flag("hard_updates", hard_updates)
         self.hard_updates = hard_updates

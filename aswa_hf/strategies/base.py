@@ -379,14 +379,15 @@ class Strategy(ABC):
 
     def _require_members(self) -> None:
         if self.members == 0:
-            scores = [record.running_score for record in self.trajectory]
-            if not scores:
-                reason = "update() has not been called yet"
-            elif any(policy.is_usable(score) for score in scores) or not any(score is not None for score in scores):
-                reason = f"no snapshot was due at its {len(scores)} decision points"
-            else:
-                reason = f"none of its {len(scores)} decision points had a finite score"
-            raise RuntimeError(f"The {self.name} ensemble is empty: {reason}.")
+            raise RuntimeError(f"The {self.name} ensemble is empty: {self.why_empty()}.")
+
+    def why_empty(self, metric: str = "score") -> str:
+        """Returns why the strategy has no weights."""
+        if not self.trajectory:
+            return "update() has not been called yet"
+        scores = [record.running_score for record in self.trajectory]
+        finite = any(policy.is_usable(score) for score in scores) or all(score is None for score in scores)
+        return "no snapshot was due" if finite else f"no decision point had a finite {metric}"
 
 
 def keyword_options(kind: type[Strategy]) -> dict[str, inspect.Parameter]:

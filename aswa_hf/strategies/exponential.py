@@ -27,6 +27,11 @@ class StepAverage(Strategy):
     def _rule(self) -> dict[str, Any]:
         return super()._rule() | {"every": self.every}
 
+    def why_empty(self, metric: str = "score") -> str:
+        if self.steps < self.every:
+            return f"it averages every {self.every} steps, and there were {self.steps}"
+        return super().why_empty(metric)
+
     def _require_steps(self) -> None:
         if self.steps == 0:
             raise RuntimeError(
@@ -165,6 +170,11 @@ class BestEMA(EMA):
             self._updates.append(self._updates[-1])
 
         return Outcome(decision, commit, running_score, snapshot_score=score)
+
+    def why_empty(self, metric: str = "score") -> str:
+        reason = super().why_empty(metric)
+        # It takes every EMA that has a score.
+        return f"no decision point had a finite {metric}" if reason == "no snapshot was due" else reason
 
     @property
     def alphas(self) -> list[float]:

@@ -174,7 +174,9 @@ class PowerEMA(StepAverage):
         return super().state_dict(copy=copy) | {"widths": list(self.widths.values())}
 
     def _required_parts(self, state: Mapping[str, Any], records: Trajectory) -> set[str]:
-        return {"narrow"} if state["members"] else set()
+        kept = {part.partition("-")[2] for part in state.get("parts", ()) if part.startswith(("wide-", "narrow-"))}
+        pairs = {f"{name}-{updates}" for name in self.widths for updates in kept}
+        return pairs | ({"narrow"} if state["members"] else set())
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
         super().check_state_dict(state)

@@ -48,6 +48,9 @@ class SWA(Strategy):
             return self._add_snapshot(1 / (self.members + 1), evaluate, running_score)
         return Outcome(Decision.REJECT, nothing, running_score)
 
+    def why_empty(self, metric: str = "score") -> str:
+        return "no snapshot was due" if self.trajectory else super().why_empty(metric)
+
     def _rule(self) -> dict[str, Any]:
         return super()._rule() | {"start": self.start}
 

@@ -213,6 +213,7 @@ class ASWACallback(TrainerCallback):
         try:
             self._begin(args, state, kwargs.get("train_dataloader"))
         except BaseException:
+            self._requests.close()
             unlock_output(args)
             raise
 
@@ -234,6 +235,11 @@ class ASWACallback(TrainerCallback):
         self.strategies = build_strategies(
             self._factories, trainer.model, self._strategy_options(), total_steps=state.max_steps
         )
+        steps = steps_to_first_decision(self._every, args, train_dataloader)
+        # The last step of a run decides too; an epoch that it does not complete does not.
+        points, part = divmod(state.max_steps, steps) if steps else (0, 0)
+        points += bool(part and self._every.by_steps)
+        self._last_point = state.max_steps if self._every.by_steps or not points else points * steps
         if state.global_step > 0:
             self._resume(args, state)
         else:
@@ -242,10 +248,6 @@ class ASWACallback(TrainerCallback):
                 self._try_metric(args)
             if args.should_save:
                 remove_pending(args.output_dir)
-        steps = steps_to_first_decision(self._every, args, train_dataloader)
-        # The last step of a run decides too; an epoch that it does not complete does not.
-        points, part = divmod(state.max_steps, steps) if steps else (0, 0)
-        points += bool(part and self._every.by_steps)
         for line in check_due(self.strategies, self.apply, points=points if steps else None, steps=state.max_steps):
             logger.warning(line)
         if steps > state.max_steps:
@@ -402,7 +404,7 @@ class ASWACallback(TrainerCallback):
     def _is_affordable(self, state: TrainerState) -> bool:
         """Whether another decision stays within `max_eval_share`, or is the last one; all ranks must ask."""
         trainer = self._bound()
-        is_last = state.global_step >= state.max_steps or trainer.control.should_training_stop
+        is_last = state.global_step >= self._last_point or trainer.control.should_training_stop
         if not self._budget.exceeded(trainer.args.device, is_last=is_last):
             return True
         if self._budget.skipped == 1:

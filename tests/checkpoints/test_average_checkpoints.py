@@ -470,6 +470,7 @@ def test_pickles_and_quantized_models_are_refused(tmp_path):
         (lambda files: average_checkpoints(files, strategy="ema", decay=1), r"decay must be in \[0, 1\), got 1"),
         (lambda files: average_checkpoints(files, strategy="lawa", start=3), "start=3 has no effect on .* lawa"),
         (lambda files: average_checkpoints(files, strategy="swa", decay=0.5), "decay=0.5 has no effect .* choose ema"),
+        (lambda files: average_checkpoints(files, strategy="swa", hard_updates=False), "hard_updates=False has no"),
         (lambda files: average_checkpoints(files, strategy="ema", batchnorm="no"), "batchnorm must be one of"),
         (lambda files: average_checkpoints([], strategy="swa"), "no checkpoints to average"),
         (lambda files: average_checkpoints(files[0], strategy="swa"), "only one checkpoint"),
@@ -528,7 +529,7 @@ def test_batchnorm_statistics_are_those_of_the_averaged_weights(strategy, tmp_pa
         seen.append(model.norm.running_mean.item())
         return len(seen)
 
-    options = {"train_batches": BATCHES, "load": load_normed, "hard_updates": False}
+    options = {"train_batches": BATCHES, "load": load_normed, "hard_updates": strategy != "aswa"}
     result = average_checkpoints(save_normed(tmp_path), evaluate, strategy, output=tmp_path / "out", **options)
     state = load_file(tmp_path / "out" / "model.safetensors")
     model = load_normed(tmp_path / "out" / "model.safetensors")
@@ -617,7 +618,7 @@ before = peak()
 scores = iter(range(100))
 files = [f"{i}.safetensors" for i in range(4)]
 evaluate = None if sys.argv[1] == "uniform" else lambda state: next(scores)
-average_checkpoints(files, evaluate, sys.argv[1], output=sys.argv[1], hard_updates=False)
+average_checkpoints(files, evaluate, sys.argv[1], output=sys.argv[1], hard_updates=evaluate is None)
 print(peak() - before)
 """
 

@@ -201,7 +201,10 @@ def test_a_function_of_ones_own_judges_any_model(run_here, tmp_path):
         (["{run}", "-o", "out", "--strategy", "mean"], "aswa-hf: --strategy must be one of"),
         (["{run}", "-o", "out", "--strategy", "swa", "--start", "x"], "aswa-hf: --start takes a number"),
         (["{run}", "-o", "out", "--strategy", "lawa", "--start", "3"], "aswa-hf: --start=3 has no effect"),
-        (["{run}", "-o", "out", "--strategy", "best", "--soft-only"], "aswa-hf: --soft-only is for --strategy aswa"),
+        (
+            ["{run}", "-o", "out", "--strategy", "best", "--soft-only"],
+            "aswa-hf: --soft-only has no effect on the strategy best",
+        ),
         (["{run}", "-o", ".", "--strategy", "last"], "aswa-hf: . already exists"),
         (["{run}", "-o", "out", "--dataset", "countries-s9"], "aswa-hf: The graph of the run could not be loaded"),
     ],

@@ -11,6 +11,7 @@ import torch
 from commands import call
 from moments import at
 
+from aswa_hf._utils.locks import locked
 from aswa_hf.kge import KGEConfig, KGEModel, evaluate_link_prediction, load_kg
 from aswa_hf.run_folder import newest_checkpoint
 
@@ -62,10 +63,33 @@ def test_a_run_that_is_refused_leaves_no_folder(tmp_path):
     assert "Did you mean 'countries-s3'?" in refused(*common, "--dataset", "countries-s4")
     assert "contains 'aswa' twice" in refused(*common, "--dataset", "countries", "--strategies", "aswa, aswa")
     late = refused(*common, "--dataset", "countries", "--dim", 8, "--epochs", 2, "--strategies", "swa(start=20)")
-    assert late.startswith("aswa-hf: The run cannot end with swa: swa starts after 20 decision points")
+    assert late.startswith("aswa-hf: The run cannot end with swa: swa starts at decision point 21, and the run has 2")
     memory = refused(*common, "--dataset", "countries", "--dim", 10**12)
     assert memory.startswith("aswa-hf: There is not enough memory for this (")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_is_refused_leaves_the_folder_of_a_trainer_that_has_written_nothing_yet(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    reader, writer = os.pipe()
+    other = os.fork()
+    if other == 0:
+        try:
+            with locked(run, "_aswa.lock"):  # as ASWACallback does
+                os.write(writer, b"locked")
+                signal.pause()
+        finally:
+            os._exit(1)
+    try:
+        assert os.read(reader, 6) == b"locked"
+        assert "Did you mean" in refused("train", "kge", "--output-dir", run, "--dataset", "countries-s4")
+        assert (run / "_aswa.lock").exists()
+    finally:
+        os.kill(other, signal.SIGKILL)
+        os.waitpid(other, 0)
+    assert "Did you mean" in refused("train", "kge", "--output-dir", run, "--dataset", "countries-s4")
+    assert not run.exists()
 
 
 @pytest.mark.parametrize("told", ["PytorchStreamWriter failed writing file data/1", "unexpected pos 128 vs 22"])

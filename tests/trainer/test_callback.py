@@ -25,9 +25,11 @@ from training import (
 from transformers import BertForSequenceClassification, EarlyStoppingCallback, Trainer, TrainerCallback
 
 from aswa_hf import ASWA, SWA, ASWACallback, Decision
+from aswa_hf._utils.locks import locked
 from aswa_hf.checkpoint import load_state
 from aswa_hf.comparison import chosen_strategy
 from aswa_hf.hub.card import read_card_data, render
+from aswa_hf.trainer.files import LOCK
 from aswa_hf.trajectory import load_trajectories
 
 ALL = ("aswa", "dense-aswa", "swa", "ema", "best", "last")
@@ -213,8 +215,10 @@ def test_a_strategy_that_the_run_ends_too_early_for_is_refused_before_training(o
 
     callback = trained(points - 1)
     assert (len(callback.strategies["swa"].trajectory), callback.strategies["swa"].members) == (points, 1)
-    with pytest.raises(ValueError, match=f"swa starts after {points} decision points, and the run has {points}"):
+    with pytest.raises(ValueError, match=f"swa starts at decision point {points + 1}, and the run has {points}"):
         trained(points)
+    with locked(tmp_path, LOCK):  # which the refused run has released
+        pass
 
 
 # ---- what it follows and reports ----
@@ -673,7 +677,7 @@ def test_auto_ends_with_the_strategy_that_did_best_on_validation_and_the_card_sa
 
 def test_auto_passes_over_strategies_without_a_usable_score():
     def scored(score: float | None, members: int = 1) -> SimpleNamespace:
-        return SimpleNamespace(score=score, members=members, greater_is_better=True)
+        return SimpleNamespace(score=score, members=members, greater_is_better=True, trajectory=[object()])
 
     strategies = {"a": scored(None), "b": scored(math.nan), "c": scored(0.9, members=0), "d": scored(0.5)}
     with pytest.warns(UserWarning, match="The weights of a have changed since the last decision point"):

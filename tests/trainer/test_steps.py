@@ -101,15 +101,23 @@ def test_decision_points_are_skipped_where_evaluating_takes_too_long_and_that_is
     assert len(told) == 1
 
 
-@pytest.mark.parametrize("every", ["epoch", "5 steps", "evaluation"])
-def test_the_last_decision_point_of_a_run_is_never_skipped(every, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("every", "length", "decided", "skipped"),
+    [
+        ("epoch", {"num_train_epochs": 3}, [6, 18], 1),
+        ("5 steps", {"num_train_epochs": 3}, [5, 18], 2),
+        ("evaluation", {"num_train_epochs": 3}, [6, 18], 1),
+        ("epoch", {"max_steps": 21}, [6, 18], 1),
+        (2, {"num_train_epochs": 7}, [12, 36], 1),
+    ],
+)
+def test_the_last_decision_point_of_a_run_is_never_skipped(every, length, decided, skipped, tmp_path, monkeypatch):
     monkeypatch.setattr(EvaluationBudget, "seconds", 1e-9)
-    trainer = make_trainer("text", tmp_path, save_strategy="no", num_train_epochs=3)
+    trainer = make_trainer("text", tmp_path, save_strategy="no", **length)
     callback = with_aswa(trainer, every=every, max_eval_share=1e-9, strategies=("aswa", "last"), apply="last")
     trainer.train()
-    last = trainer.state.max_steps
-    assert steps_of(callback) == [5 if every == "5 steps" else 6, last]
-    assert callback._budget.skipped == (2 if every == "5 steps" else 1)
+    assert steps_of(callback) == decided
+    assert callback._budget.skipped == skipped
 
 
 def test_two_ranks_with_different_clocks_skip_the_same_decision_points(tmp_path):
