@@ -59,18 +59,18 @@ class StepAverage(Strategy):
         return super().state_dict(copy=copy) | {"steps": self.steps}
 
     def _check_progress(self, state: Mapping[str, Any], last: Record | None) -> None:
-        # Between two decision points the average grows, which makes its score unknown.
         updates, before = state["steps"] // self.every, 0 if last is None else last.members
-        if state["members"] <= before:
-            super()._check_progress(state, last)
-            return
         # Before the first step, an EMA may have taken one snapshot per decision point.
         taken = [record for place, record in enumerate(state["records"]) if record["members"] == place + 1]
-        if not updates <= state["members"] <= updates + len(taken) or state["score"] is not None:
+        # Between two decision points the average grows, which makes its score unknown.
+        grown = state["members"] > before
+        if not updates <= state["members"] <= updates + len(taken) or (grown and state["score"] is not None):
             raise ValueError(
                 f"This state has {state['members']} members and the score {state['score']} after {state['steps']} "
                 f"steps. Expected {updates} members with every={self.every}, and no score."
             )
+        if not grown:
+            super()._check_progress(state, last)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
