@@ -28,6 +28,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "wsm": {"schedule": "linear"},
     "swad": {"n_converge": 3, "n_tolerance": 6, "tolerance_ratio": 0.3},
 }
+# Options that are arguments of their own, and their flags.
+ARGUMENTS = {"decay": "--decay", "start": "--start", "hard_updates": "--soft-only"}
 # Of an EMA over checkpoints, the weight of the previous average.
 DECAY = 0.7
 # The decays of the learning rate from 1 to 0 that WSM imitates, over the fraction of the checkpoints.
@@ -42,6 +44,11 @@ def checked_options(strategy: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns all options of a strategy; raises ValueError for one that it does not have, or outside its range."""
     known = OPTIONS.get(strategy, {})
     for name in given:
+        if name in ARGUMENTS:
+            raise ValueError(
+                f"{name!r} is not given with the name of a strategy here. It is an argument of its own, on the "
+                f"command line {ARGUMENTS[name]}."
+            )
         if name not in known:
             expected = f"{did_you_mean(name, known)}Its options: {', '.join(known)}." if known else "It has none."
             raise ValueError(f"The strategy {strategy!r} has no option {name!r}. {expected}")

@@ -82,6 +82,7 @@ def sole_run(output_dir: Path) -> Iterator[None]:
     if not is_main_process():
         yield
         return
+    is_new = not output_dir.exists()
     make_folder(output_dir)
     with ExitStack() as held:
         try:
@@ -94,13 +95,13 @@ def sole_run(output_dir: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            held.close()
             if {entry.name for entry in output_dir.iterdir()} <= {LOCK_FILE, LOCK}:  # a refused run leaves no files
-                # A Trainer of another process may hold the second lock and have written nothing yet.
-                with suppress(BlockingIOError), locked(output_dir, LOCK):
+                # Not those of a Trainer of another process, which holds the second lock and has written nothing yet.
+                with suppress(OSError), locked(output_dir, LOCK):
                     for name in (LOCK_FILE, LOCK):
                         (output_dir / name).unlink(missing_ok=True)
-                    output_dir.rmdir()
+                    if is_new:
+                        output_dir.rmdir()
 
 
 def checkpoint_to_resume(run: TrainingRun, output_dir: Path, resume: bool) -> Path | None:

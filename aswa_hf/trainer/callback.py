@@ -239,7 +239,7 @@ class ASWACallback(TrainerCallback):
         # The last step of a run decides too; an epoch that it does not complete does not.
         points, part = divmod(state.max_steps, steps) if steps else (0, 0)
         points += bool(part and self._every.by_steps)
-        self._last_point = state.max_steps if self._every.by_steps or not points else points * steps
+        self._steps_between = steps
         if state.global_step > 0:
             self._resume(args, state)
         else:
@@ -404,7 +404,11 @@ class ASWACallback(TrainerCallback):
     def _is_affordable(self, state: TrainerState) -> bool:
         """Whether another decision stays within `max_eval_share`, or is the last one; all ranks must ask."""
         trainer = self._bound()
-        is_last = state.global_step >= self._last_point or trainer.control.should_training_stop
+        steps = self._steps_between
+        if self._every.unit == "epoch" and not steps:  # of streamed data, known after the first epoch
+            steps = self._epoch_steps * self._every.count
+        last = state.max_steps if self._every.by_steps or not steps else state.max_steps // steps * steps
+        is_last = state.global_step >= (last or state.max_steps) or trainer.control.should_training_stop
         if not self._budget.exceeded(trainer.args.device, is_last=is_last):
             return True
         if self._budget.skipped == 1:

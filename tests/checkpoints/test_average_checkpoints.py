@@ -468,6 +468,7 @@ def test_pickles_and_quantized_models_are_refused(tmp_path):
         (lambda files: average_checkpoints(files, strategy="swa", start=3), "start=3 leaves none of 3"),
         (lambda files: average_checkpoints(files, strategy="swa", start=1.5), "start must be a number"),
         (lambda files: average_checkpoints(files, strategy="ema", decay=1), r"decay must be in \[0, 1\), got 1"),
+        (lambda files: average_checkpoints(files, strategy="ema(decay=0.5)"), "an argument of its own, .* --decay"),
         (lambda files: average_checkpoints(files, strategy="lawa", start=3), "start=3 has no effect on .* lawa"),
         (lambda files: average_checkpoints(files, strategy="swa", decay=0.5), "decay=0.5 has no effect .* choose ema"),
         (lambda files: average_checkpoints(files, strategy="swa", hard_updates=False), "hard_updates=False has no"),

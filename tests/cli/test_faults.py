@@ -88,8 +88,11 @@ def test_a_run_that_is_refused_leaves_the_folder_of_a_trainer_that_has_written_n
     finally:
         os.kill(other, signal.SIGKILL)
         os.waitpid(other, 0)
-    assert "Did you mean" in refused("train", "kge", "--output-dir", run, "--dataset", "countries-s4")
-    assert not run.exists()
+    # Then the locks go, but not a folder that was there before.
+    (tmp_path / "link").symlink_to(run)
+    late = "--dataset", "countries", "--dim", 8, "--epochs", 2, "--strategies", "swa(start=20)"
+    assert "cannot end with swa" in refused("train", "kge", "--output-dir", tmp_path / "link", *late)
+    assert list(run.iterdir()) == []
 
 
 @pytest.mark.parametrize("told", ["PytorchStreamWriter failed writing file data/1", "unexpected pos 128 vs 22"])

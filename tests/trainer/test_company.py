@@ -11,6 +11,7 @@ from training import accuracy, image_data, make_trainer, scripted, weights_of, w
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from aswa_hf.checkpoint import AVERAGE_FILE
+from aswa_hf.schedule import EvaluationBudget
 
 
 def decided_steps(callback):
@@ -255,6 +256,15 @@ def test_a_stream_decides_after_every_pass_and_not_after_a_part(tmp_path):
         callback = with_aswa(trainer, strategies=("aswa", "swa"))
         trainer.train()
         assert decided_steps(callback) == expected
+
+
+def test_the_last_pass_of_a_stream_decides_whatever_the_share(tmp_path, monkeypatch):
+    monkeypatch.setattr(EvaluationBudget, "seconds", 1e-9)
+    trainer = make_trainer("conv", tmp_path, save_strategy="no", max_steps=27)
+    trainer.train_dataset = Stream()
+    callback = with_aswa(trainer, max_eval_share=1e-9)
+    trainer.train()
+    assert decided_steps(callback) == [6, 24]
 
 
 def test_a_resumed_stream_decides_after_its_last_pass(tmp_path):
