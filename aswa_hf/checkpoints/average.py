@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from aswa_hf._utils.checks import check_choice, check_number
+from aswa_hf._utils.checks import check_choice
 from aswa_hf._utils.names import parse_strategy
 from aswa_hf._utils.warnings import warn_caller
 from aswa_hf.batchnorm import Batches
@@ -65,7 +65,7 @@ def average_checkpoints(
     are given or known, else averaged, with a warning; `batchnorm` ("recalibrate", "average", "copy") decides.
     """
     strategy, options = _checked(strategy, batchnorm, evaluate)
-    options |= _own_arguments(strategy, start=start, decay=decay, hard_updates=hard_updates)
+    options |= rules.own_arguments(strategy, start=start, decay=decay, hard_updates=hard_updates)
     if output is not None:
         refuse_used(Path(output))
     steps = _Steps(progress)
@@ -130,29 +130,6 @@ def _checked(strategy: str, batchnorm: str | None, evaluate: Any) -> tuple[str, 
     if evaluate is not None and not callable(evaluate):
         raise TypeError(f"evaluate must be a function of the model, got {type(evaluate).__name__}.")
     return name, options
-
-
-# Arguments that only some strategies have, and the value that changes nothing.
-_OWNERS: dict[str, tuple[tuple[str, ...], Any]] = {
-    "start": (("swa", "wsm"), 0),
-    "decay": (("ema",), rules.DECAY),
-    "hard_updates": (("aswa",), True),
-}
-
-
-def _own_arguments(strategy: str, **given: Any) -> dict[str, Any]:
-    """Returns those arguments that are given and that the strategy has; raises ValueError for others."""
-    given = {name: value for name, value in given.items() if value is not None}
-    if "decay" in given:
-        check_number("decay", given["decay"], 0, 1, below=True)
-    for name, value in given.items():
-        owners, default = _OWNERS[name]
-        if strategy not in owners and value != default:
-            raise ValueError(
-                f"{name}={value} has no effect on the strategy {strategy}. Leave it out, or choose "
-                f"{' or '.join(owners)}."
-            )
-    return {name: value for name, value in given.items() if strategy in _OWNERS[name][0]}
 
 
 def _check_configs(found: Sequence[Checkpoint]) -> None:

@@ -28,10 +28,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "wsm": {"schedule": "linear"},
     "swad": {"n_converge": 3, "n_tolerance": 6, "tolerance_ratio": 0.3},
 }
-# Options that are arguments of their own, and their flags.
-ARGUMENTS = {"decay": "--decay", "start": "--start", "hard_updates": "--soft-only"}
 # Of an EMA over checkpoints, the weight of the previous average.
 DECAY = 0.7
+# Options that are arguments of their own: the strategies that have them, the default, and the flag.
+ARGUMENTS: dict[str, tuple[tuple[str, ...], Any, str]] = {
+    "start": (("swa", "wsm"), 0, "--start"),
+    "decay": (("ema",), DECAY, "--decay"),
+    "hard_updates": (("aswa",), True, "--soft-only"),
+}
 # The decays of the learning rate from 1 to 0 that WSM imitates, over the fraction of the checkpoints.
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "linear": lambda x: 1 - x,
@@ -47,7 +51,7 @@ def checked_options(strategy: str, given: Mapping[str, Any]) -> dict[str, Any]:
         if name in ARGUMENTS:
             raise ValueError(
                 f"{name!r} is not given with the name of a strategy here. It is an argument of its own, on the "
-                f"command line {ARGUMENTS[name]}."
+                f"command line {ARGUMENTS[name][2]}."
             )
         if name not in known:
             expected = f"{did_you_mean(name, known)}Its options: {', '.join(known)}." if known else "It has none."
@@ -60,6 +64,24 @@ def checked_options(strategy: str, given: Mapping[str, Any]) -> dict[str, Any]:
     if "schedule" in options:
         check_choice("schedule", options["schedule"], SCHEDULES)
     return options
+
+
+def own_arguments(strategy: str, **given: Any) -> dict[str, Any]:
+    """Returns those arguments that are given and that the strategy has; raises ValueError for others."""
+    given = {name: value for name, value in given.items() if value is not None}
+    if "decay" in given:
+        check_number("decay", given["decay"], 0, 1, below=True)
+    found = {}
+    for name, value in given.items():
+        owners, default, _ = ARGUMENTS[name]
+        if strategy in owners:
+            found[name] = value
+        elif value != default:
+            raise ValueError(
+                f"{name}={value} has no effect on the strategy {strategy}. Leave it out, or choose "
+                f"{' or '.join(owners)}."
+            )
+    return found
 
 
 @dataclass

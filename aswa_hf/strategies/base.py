@@ -385,9 +385,13 @@ class Strategy(ABC):
         """Returns why the strategy has no weights."""
         if not self.trajectory:
             return "update() has not been called yet"
-        scores = [record.running_score for record in self.trajectory]
+        scores = self._deciding_scores()
         finite = any(policy.is_usable(score) for score in scores) or all(score is None for score in scores)
         return "no snapshot was due" if finite else f"no decision point had a finite {metric}"
+
+    def _deciding_scores(self) -> list[float | None]:
+        """Returns the scores without which there are no weights, one per decision point."""
+        return [record.running_score for record in self.trajectory]
 
 
 def keyword_options(kind: type[Strategy]) -> dict[str, inspect.Parameter]:

@@ -171,10 +171,8 @@ class BestEMA(EMA):
 
         return Outcome(decision, commit, running_score, snapshot_score=score)
 
-    def why_empty(self, metric: str = "score") -> str:
-        reason = super().why_empty(metric)
-        # It takes every EMA that has a score.
-        return f"no decision point had a finite {metric}" if reason == "no snapshot was due" else reason
+    def _deciding_scores(self) -> list[float | None]:
+        return [record.snapshot_score for record in self.trajectory]
 
     @property
     def alphas(self) -> list[float]:

@@ -48,8 +48,8 @@ class SWA(Strategy):
             return self._add_snapshot(1 / (self.members + 1), evaluate, running_score)
         return Outcome(Decision.REJECT, nothing, running_score)
 
-    def why_empty(self, metric: str = "score") -> str:
-        return "no snapshot was due" if self.trajectory else super().why_empty(metric)
+    def _deciding_scores(self) -> list[float | None]:
+        return []
 
     def _rule(self) -> dict[str, Any]:
         return super()._rule() | {"start": self.start}

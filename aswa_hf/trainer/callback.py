@@ -404,16 +404,19 @@ class ASWACallback(TrainerCallback):
     def _is_affordable(self, state: TrainerState) -> bool:
         """Whether another decision stays within `max_eval_share`, or is the last one; all ranks must ask."""
         trainer = self._bound()
-        steps = self._steps_between
-        if self._every.unit == "epoch" and not steps:  # of streamed data, known after the first epoch
-            steps = self._epoch_steps * self._every.count
-        last = state.max_steps if self._every.by_steps or not steps else state.max_steps // steps * steps
-        is_last = state.global_step >= (last or state.max_steps) or trainer.control.should_training_stop
+        is_last = state.global_step >= self._last_due_step(state) or trainer.control.should_training_stop
         if not self._budget.exceeded(trainer.args.device, is_last=is_last):
             return True
         if self._budget.skipped == 1:
             logger.warning(self._budget.why_skipped())
         return False
+
+    def _last_due_step(self, state: TrainerState) -> int:
+        steps = self._steps_between
+        if self._every.unit == "epoch" and not steps:  # of streamed data, known after the first epoch
+            steps = self._epoch_steps * self._every.count
+        whole = 0 if self._every.by_steps or not steps else state.max_steps // steps * steps
+        return whole or state.max_steps
 
     def _is_full_epoch(self, state: TrainerState, control: TrainerControl) -> bool:
         steps = state.global_step - self._epoch_began

@@ -140,10 +140,8 @@ def test_decisions_by_steps_fall_on_multiples_and_the_last_step_and_do_not_distu
 def test_decision_points_of_a_run_are_skipped_where_evaluating_takes_too_long(monkeypatch, caplog):
     monkeypatch.setattr(EvaluationBudget, "seconds", 1.0)
     setup = Setup()
-    assert [record.epoch for record in Setup().fit(epochs=7, every=2, max_eval_share=1e-9).trajectories["aswa"]] == [
-        2,
-        6,
-    ]
+    by_epochs = Setup().fit(epochs=7, every=2, max_eval_share=1e-9)
+    assert [record.epoch for record in by_epochs.trajectories["aswa"]] == [2, 6]
     caplog.clear()
     run = setup.fit(epochs=3, every="1 step", max_eval_share=1e-9)
     # What the first one takes was not known, and the run ends with the last one.
